@@ -1,0 +1,38 @@
+# Every target sets itself up: a virtual environment, pinned installs, then the job.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test test-gpu lint bench docs clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# On a machine with CUDA, with the torch that is installed there.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/train_step.py
+
+docs: $(READY)
+	$(BIN)/sphinx-build -W -b html docs docs/_build
+
+clean:
+	rm -rf $(VENV) docs/_build
+
+# pip's -c keeps every later install at the pinned torch.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
