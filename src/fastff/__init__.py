@@ -1,0 +1,33 @@
+"""Fast feedforward layers: trained like a feedforward layer, evaluated along one path of a learned binary tree."""
+
+from . import compat, functional, optim
+from .backends import backend
+from .baselines import FF, MoE, importance_loss, load_loss
+from .compat import from_fastfeedforward
+from .hardening import Schedule, balance_loss, entropies, hardening_loss, set_temperature_
+from .initialize import initialize_tree_
+from .layer import FFF
+from .regions import Usage, usage
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FF",
+    "FFF",
+    "MoE",
+    "Schedule",
+    "Usage",
+    "backend",
+    "balance_loss",
+    "compat",
+    "entropies",
+    "from_fastfeedforward",
+    "functional",
+    "hardening_loss",
+    "importance_loss",
+    "initialize_tree_",
+    "load_loss",
+    "optim",
+    "set_temperature_",
+    "usage",
+]

@@ -1,0 +1,149 @@
+"""Torch operations alone, arranged to be fast: the backend that runs anywhere.
+
+Soft pass: the derivative of the mixture and of the mixed sum are written by hand. With g_j = c_j dL/dc_j and S the
+sum of g over a subtree, dL/dz_v = sigmoid(-z_v) S_right - sigmoid(z_v) S_left: one sweep up the tree, no division,
+O(batch leaves) in time and memory. The mixed sum keeps the leaves' hidden layer and the mixture, not their product,
+which is as large as the hidden layer and cheap to compute again: a training step then needs the memory of the dense
+layer's.
+
+Hard pass: all logits in one product while the tree is small, then the samples of each leaf together, so that a leaf's
+weights are read once and never copied.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import tree as heap
+from .._torch import in_eager
+from ..activations import Activation, function
+from . import reference
+from .reference import Leaves, Tree, leaf_hidden, node_logits, one_hot, walk
+
+__all__ = ["mix", "mixture", "node_logits", "route", "visit", "walk"]
+
+
+def mixture(logits: Tensor, straight_through: bool = False) -> Tensor:
+    return _Mixture.apply(logits, straight_through)  # type: ignore[no-untyped-call]
+
+
+def mix(
+    x: Tensor,
+    weights: Tensor,
+    leaves: Leaves,
+    activation: Activation,
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    hidden = leaf_hidden(x, leaves, activation, dropout)
+    weights = weights.to(x.dtype)
+    return _Mix.apply(hidden, weights, leaves.out_weight, leaves.out_bias)  # type: ignore[no-untyped-call]
+
+
+class _Mixture(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, straight_through: bool) -> Tensor:
+        weights = reference.mixture(logits)
+        return one_hot(walk(logits), weights.shape[-1], weights.dtype) if straight_through else weights
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        logits, ctx.straight_through = inputs
+        ctx.save_for_backward(logits, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        logits, weights = ctx.saved_tensors
+        if ctx.straight_through:
+            weights = reference.mixture(logits)
+        depth = heap.depth_of(weights.shape[-1])
+        if depth == 0:
+            return torch.zeros_like(logits), None
+        subtree = weights * grad  # (batch, leaves), then level by level up
+        children = []
+        for _ in range(depth):
+            pairs = subtree.unflatten(-1, (-1, 2))  # (batch, 2**m, 2): sums below the left and the right child
+            children.append(pairs)
+            subtree = pairs.sum(-1)
+        below = torch.cat(children[::-1], -2)  # (batch, nodes, 2), in heap order
+        branch = reference.branches(logits)
+        return branch[..., 0] * below[..., 1] - branch[..., 1] * below[..., 0], None
+
+
+class _Mix(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(hidden: Tensor, weights: Tensor, out_weight: Tensor, out_bias: Tensor | None) -> Tensor:
+        product = (hidden * weights.unsqueeze(-1)).flatten(1)  # (batch, leaves * l)
+        matrix = out_weight.flatten(0, 1)  # (leaves * l, out)
+        return product @ matrix if out_bias is None else torch.addmm(weights @ out_bias, product, matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weights, out_weight, out_bias = ctx.saved_tensors
+        need_hidden, need_weights, need_out_weight, need_out_bias = ctx.needs_input_grad
+        d_hidden = d_weights = d_out_weight = d_out_bias = None
+        if need_out_weight:
+            product = (hidden * weights.unsqueeze(-1)).flatten(1)
+            d_out_weight = (product.mT @ grad).unflatten(0, out_weight.shape[:2])
+            del product
+        if need_out_bias:
+            d_out_bias = weights.mT @ grad
+        if need_hidden or need_weights:
+            d_product = (grad @ out_weight.flatten(0, 1).mT).unflatten(-1, out_weight.shape[:2])  # (batch, leaves, l)
+            if need_weights:
+                d_weights = (d_product * hidden).sum(-1)
+                if out_bias is not None:
+                    d_weights = d_weights + grad @ out_bias.mT
+            if need_hidden:
+                d_hidden = d_product * weights.unsqueeze(-1)
+        return d_hidden, d_weights, d_out_weight, d_out_bias
+
+
+# Up to so many nodes per level, the logits of all nodes in one product beat a gather of the visited rows
+# (2 cores of a Xeon, 768 inputs; see results/).
+_NODES_PER_LEVEL = 64
+
+
+def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
+    nodes = tree.weight.shape[0]
+    if nodes <= _NODES_PER_LEVEL * heap.depth_of(nodes + 1):
+        return walk(node_logits(x, tree, activation))
+    return reference.route(x, tree, activation)
+
+
+def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
+    # Grouping reads the leaf numbers, which a tracer does not have and a GPU would have to stop for.
+    if not in_eager() or x.device.type != "cpu" or x.shape[0] == 0:
+        return reference.visit(x, leaf, leaves, activation)
+    counts = torch.bincount(leaf, minlength=leaves.in_weight.shape[0]).tolist()
+    used = [(j, count) for j, count in enumerate(counts) if count]
+    if len(used) == 1:
+        return _one_leaf(x, used[0][0], leaves, activation)
+    order = leaf.argsort(stable=True)
+    groups = x[order].split([count for _, count in used])
+    y = torch.cat([_one_leaf(group, j, leaves, activation) for (j, _), group in zip(used, groups, strict=True)])
+    return y[order.argsort()]
+
+
+def _one_leaf(x: Tensor, j: int, leaves: Leaves, activation: Activation) -> Tensor:
+    act = function(activation)
+    hidden = F.linear(x, leaves.in_weight[j], None if leaves.in_bias is None else leaves.in_bias[j])
+    if leaves.gate_weight is None:
+        hidden = act(hidden)
+    else:
+        hidden = (
+            act(F.linear(x, leaves.gate_weight[j], None if leaves.gate_bias is None else leaves.gate_bias[j])) * hidden
+        )
+    if leaves.out_bias is None:
+        return hidden @ leaves.out_weight[j]
+    return torch.addmm(leaves.out_bias[j], hidden, leaves.out_weight[j])

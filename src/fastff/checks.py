@@ -1,0 +1,61 @@
+"""Argument checks shared by the layers: each error names the constraint, the value and the remedy."""
+
+import math
+import os
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def check_int(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer; got {value!r} of type {type(value).__name__}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}; got {value}.")
+
+
+def check_probability(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is a probability and must be in [0, 1); got {value}.")
+
+
+def allocate(
+    shapes: Mapping[str, tuple[int, ...] | None],
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    what: str,
+) -> dict[str, Tensor | None]:
+    """Uninitialised tensors of these shapes, or an error that says how many bytes they would have taken."""
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        raise TypeError(f"{what} needs a floating-point dtype; got {dtype}.")
+    place = torch.empty((), device=device).device
+    total = sum(math.prod(shape) for shape in shapes.values() if shape is not None) * dtype.itemsize
+    limit = _memory_of(place)
+    if total <= limit:
+        try:
+            return {n: None if s is None else torch.empty(s, device=device, dtype=dtype) for n, s in shapes.items()}
+        except (RuntimeError, MemoryError) as error:
+            reason = str(error).splitlines()[0]
+    else:
+        reason = f"{place} can hold {_readable(limit)}"
+    raise MemoryError(
+        f"{what} takes {_readable(total)} ({total} bytes) of {dtype} parameters on {place}, which cannot be allocated: "
+        f"{reason}. Choose a smaller depth or leaf_width: every level doubles the leaves."
+    )
+
+
+def _memory_of(device: torch.device) -> int:
+    """The bytes that a device can hold at most. Linux grants more than it has and kills the process that uses it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2**62
+
+
+def _readable(size: int) -> str:
+    units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    power = min(max(size.bit_length() - 1, 0) // 10, len(units) - 1)
+    return f"{size / 2 ** (10 * power):.4g} {units[power]}"

@@ -1,0 +1,124 @@
+"""The two passes as functions of tensors: check the input once, choose a backend, keep the leading dimensions.
+
+soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on the way to leaf j   (training)
+hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .activations import Activation
+from .backends import select
+from .backends.reference import Leaves, Tree
+
+__all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft"]
+
+Parts = TypeVar("Parts", Tree, Leaves)
+
+
+class Soft(NamedTuple):
+    """What a soft pass computes: the output, and what the losses on the tree need."""
+
+    output: Tensor  # (..., out)
+    logits: Tensor  # (batch, nodes): scaled by the temperature, before transposition
+    mixture: Tensor  # (batch, leaves): the weights that were used
+
+
+def soft(
+    x: Tensor,
+    tree: Tree,
+    leaves: Leaves,
+    *,
+    activation: Activation = "relu",
+    temperature: Tensor | float = 1.0,
+    transposition: float = 0.0,
+    straight_through: bool = False,
+    dropout: float = 0.0,
+) -> Soft:
+    """The soft pass of x (..., in). `transposition` and `dropout` are probabilities and act whenever they are not 0."""
+    flat = flatten(x, tree.weight)
+    dtype = autocast_dtype(flat)
+    if dtype is not None:
+        flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
+    ops, _ = select()
+    logits = ops.node_logits(flat, tree, activation) * temperature  # (batch, nodes)
+    # p -> 1 - p is z -> -z.
+    turned = torch.where(torch.rand_like(logits) < transposition, -logits, logits) if transposition else logits
+    weights = ops.mixture(turned, straight_through)  # (batch, leaves)
+    drop: Callable[[Tensor], Tensor] | None = (lambda hidden: F.dropout(hidden, dropout)) if dropout else None
+    y = ops.mix(flat, weights, leaves, activation, drop)
+    return Soft(restore(y, x), logits, weights)
+
+
+def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:
+    """The hard pass of x (..., in): one node a level, then one leaf."""
+    flat = flatten(x, tree.weight)
+    dtype = autocast_dtype(flat)
+    ops, _ = select()
+    if dtype is None:
+        return restore(ops.visit(flat, ops.route(flat, tree, activation), leaves, activation), x)
+    # The weights stay as they are: casting them would touch every leaf, and the point is to visit one.
+    with torch.autocast(flat.device.type, enabled=False):
+        flat = flat.to(tree.weight.dtype)
+        y = ops.visit(flat, ops.route(flat, tree, activation), leaves, activation)
+        return restore(y.to(dtype), x)
+
+
+def node_logits(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
+    """The logit of every node at x (..., in): (..., nodes), float32 at least."""
+    flat = flatten(x, tree.weight)
+    with torch.autocast(flat.device.type, enabled=False):
+        return restore(select()[0].node_logits(flat.to(tree.weight.dtype), tree, activation), x)
+
+
+def mixture(logits: Tensor) -> Tensor:
+    """The weight of every leaf, given the logits (..., nodes): (..., leaves), summing to one."""
+    return restore(select()[0].mixture(logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])), logits)
+
+
+def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
+    """The leaf that the hard pass uses at x (..., in): (...,) int64."""
+    flat = flatten(x, tree.weight)
+    with torch.no_grad(), torch.autocast(flat.device.type, enabled=False):
+        leaf: Tensor = select()[0].route(flat.to(tree.weight.dtype), tree, activation)
+    return leaf.reshape(x.shape[:-1])
+
+
+def flatten(x: Tensor, weight: Tensor, layer: str = "FFF") -> Tensor:
+    """x as (batch, in), or an error that says what is wrong with it."""
+    features = weight.shape[-1]
+    if x.dim() == 0 or x.shape[-1] != features:
+        raise ValueError(
+            f"{layer} expects inputs of shape (..., {features}); got {tuple(x.shape)}. "
+            + (f"Pass in_features={x.shape[-1]}, or project the input first." if x.dim() else "Add a last dimension.")
+        )
+    if x.device != weight.device:
+        raise ValueError(
+            f"{layer} has its parameters on {weight.device}; got an input on {x.device}. Move one of them."
+        )
+    if not x.is_floating_point() or (x.dtype != weight.dtype and autocast_dtype(x) is None):
+        raise TypeError(
+            f"{layer} has {weight.dtype} parameters; got a {x.dtype} input. "
+            f"Convert it with x.to({weight.dtype}), convert the layer, or use torch.autocast."
+        )
+    return x if x.dim() == 2 else x.reshape(-1, features)
+
+
+def restore(y: Tensor, x: Tensor) -> Tensor:
+    """y (batch, features) with the leading dimensions of x."""
+    return y if x.dim() == 2 else y.reshape(x.shape[:-1] + y.shape[-1:])
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype that autocast asks for, if it is on; float64 is exempt from autocast in torch, so here too."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return None
+
+
+def cast(tensors: Parts, dtype: torch.dtype) -> Parts:
+    return type(tensors)._make(None if t is None else t.to(dtype) for t in tensors)

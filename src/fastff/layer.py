@@ -1,0 +1,236 @@
+"""FFF, the fast feedforward layer: a binary tree of small feedforward networks.
+
+In training, every leaf is evaluated and the outputs are mixed by the tree's soft decisions; in evaluation, one path
+from the root is followed and one leaf evaluated: depth * node_width + leaf_width neurons of 2**depth * leaf_width.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import activations, functional
+from . import tree as heap
+from .activations import Activation
+from .checks import allocate, check_int, check_probability
+from .functional import Leaves, Tree
+from .memory import remember
+
+
+class FFF(nn.Module):
+    """A fast feedforward layer, (..., in_features) -> (..., out_features).
+
+    Args:
+        depth: of the tree; it has 2**depth leaves. 0 is a plain feedforward layer of width leaf_width.
+        leaf_width: hidden neurons of a leaf.
+        node_width: hidden neurons of a node network; 1 makes a node linear, and its boundary a plane.
+        activation: of the leaves (and inside nodes of node_width > 1): "relu", "gelu", "gelu_tanh", "silu", "tanh",
+            "identity", an elementwise callable, or "swiglu" or "geglu" for gated leaves.
+        bias: whether leaves have biases. Nodes always do: they place the boundaries. dropout: on the hidden layer of
+        the leaves, in training. transposition: the probability, in training, that a node swaps the weights of its
+        children for a sample: a remedy
+            for localised overfitting.
+        decision: "soft" mixes the leaves in training; "straight_through" uses the leaf that evaluation would use,
+        with the
+            gradient of the soft mixture for the tree.
+
+    The parameters lie as inference reads them: node_weight (nodes, in), node_bias (nodes,), leaf_in_weight (leaves,
+    l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves, out); with node_width n
+    > 1 node_weight (nodes, n, in), node_bias (nodes, n), node_out_weight (nodes, n), node_out_bias (nodes,); with a
+    gated activation also leaf_gate_weight (leaves, l, in), leaf_gate_bias (leaves, l).
+    """
+
+    node_weight: nn.Parameter
+    node_bias: nn.Parameter
+    node_out_weight: nn.Parameter | None
+    node_out_bias: nn.Parameter | None
+    leaf_in_weight: nn.Parameter
+    leaf_in_bias: nn.Parameter | None
+    leaf_out_weight: nn.Parameter
+    leaf_out_bias: nn.Parameter | None
+    leaf_gate_weight: nn.Parameter | None
+    leaf_gate_bias: nn.Parameter | None
+    _temperature: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        depth: int,
+        leaf_width: int,
+        node_width: int = 1,
+        activation: Activation = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        transposition: float = 0.0,
+        decision: Literal["soft", "straight_through"] = "soft",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_int("in_features", in_features, 1)
+        check_int("out_features", out_features, 1)
+        check_int("depth", depth, 0)
+        check_int("leaf_width", leaf_width, 1)
+        check_int("node_width", node_width, 1)
+        check_probability("dropout", dropout)
+        check_probability("transposition", transposition)
+        activations.check(activation)
+        if decision not in ("soft", "straight_through"):
+            raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
+        self.in_features, self.out_features = in_features, out_features
+        self.depth, self.leaf_width, self.node_width = depth, leaf_width, node_width
+        self.activation = activation
+        self.bias = bool(bias)
+        self.dropout, self.transposition = float(dropout), float(transposition)
+        self.decision = decision
+
+        nodes, leaves, n = heap.num_nodes(depth), heap.num_leaves(depth), node_width
+        gated = activations.is_gated(activation)
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "node_weight": (nodes, in_features) if n == 1 else (nodes, n, in_features),
+            "node_bias": (nodes,) if n == 1 else (nodes, n),
+            "node_out_weight": None if n == 1 else (nodes, n),
+            "node_out_bias": None if n == 1 else (nodes,),
+            "leaf_in_weight": (leaves, leaf_width, in_features),
+            "leaf_in_bias": (leaves, leaf_width) if bias else None,
+            "leaf_out_weight": (leaves, leaf_width, out_features),
+            "leaf_out_bias": (leaves, out_features) if bias else None,
+            "leaf_gate_weight": (leaves, leaf_width, in_features) if gated else None,
+            "leaf_gate_bias": (leaves, leaf_width) if gated and bias else None,
+        }
+        for name, tensor in allocate(
+            shapes, device, dtype, what=f"FFF(depth={depth}, leaf_width={leaf_width})"
+        ).items():
+            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor))
+        self.register_buffer("_temperature", torch.ones((), device=device, dtype=dtype))
+        self._logits: Tensor | None = None
+        self._mixture: Tensor | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters as nn.Linear would for the networks they belong to; set the temperature to 1."""
+        fans = {"leaf_out_weight": self.leaf_width, "leaf_out_bias": self.leaf_width}
+        fans |= {"node_out_weight": self.node_width, "node_out_bias": self.node_width}
+        for name, parameter in self.named_parameters(recurse=False):
+            bound = 1 / math.sqrt(fans.get(name, self.in_features))
+            nn.init.uniform_(parameter, -bound, bound)
+        nn.init.ones_(self._temperature)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The soft pass in training, the hard pass in evaluation."""
+        if not self.training:
+            return functional.hard(x, self._tree, self._leaves, activation=self.activation)
+        output, logits, mixture = functional.soft(
+            x,
+            self._tree,
+            self._leaves,
+            activation=self.activation,
+            temperature=self._temperature,
+            transposition=self.transposition,
+            straight_through=self.decision == "straight_through",
+            dropout=self.dropout,
+        )
+        remember(self, _logits=logits, _mixture=mixture.detach())
+        return output
+
+    def route(self, x: Tensor) -> Tensor:
+        """The leaf that evaluation uses: (...,) int64."""
+        return functional.route(x, self._tree, activation=self.activation)
+
+    def mixture(self, x: Tensor) -> Tensor:
+        """The soft weights of the leaves: (..., 2**depth), summing to one."""
+        return functional.mixture(self.node_logits(x) * self._temperature)
+
+    def node_logits(self, x: Tensor) -> Tensor:
+        """The logits of the nodes, not scaled by the temperature: (..., 2**depth - 1), float32 at least."""
+        return functional.node_logits(x, self._tree, activation=self.activation)
+
+    @property
+    def num_leaves(self) -> int:
+        return heap.num_leaves(self.depth)
+
+    @property
+    def num_nodes(self) -> int:
+        return heap.num_nodes(self.depth)
+
+    @property
+    def training_width(self) -> int:
+        return self.num_leaves * self.leaf_width
+
+    @property
+    def training_size(self) -> int:
+        return self.num_nodes * self.node_width + self.training_width
+
+    @property
+    def inference_width(self) -> int:
+        return self.leaf_width
+
+    @property
+    def inference_size(self) -> int:
+        return self.depth * self.node_width + self.leaf_width
+
+    @property
+    def temperature(self) -> float:
+        """Scales the node logits in the soft pass; raising it hardens the tree and leaves the hard pass as it is."""
+        return float(self._temperature)
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        if not value > 0 or math.isinf(value):
+            raise ValueError(f"temperature must be positive and finite; got {value}.")
+        self._temperature.fill_(value)
+
+    def freeze_tree_(self) -> "FFF":
+        """Fix the boundaries: the leaves train on, the nodes do not (the paper's h = infinity)."""
+        for parameter in self.tree_parameters():
+            parameter.requires_grad_(False)
+        return self
+
+    def unfreeze_tree_(self) -> "FFF":
+        for parameter in self.tree_parameters():
+            parameter.requires_grad_(True)
+        return self
+
+    def tree_parameters(self) -> list[nn.Parameter]:
+        return [p for name, p in self.named_parameters(recurse=False) if name.startswith("node_")]
+
+    def leaf_parameters(self) -> list[nn.Parameter]:
+        return [p for name, p in self.named_parameters(recurse=False) if name.startswith("leaf_")]
+
+    @property
+    def _tree(self) -> Tree:
+        return Tree(self.node_weight, self.node_bias, self.node_out_weight, self.node_out_bias)
+
+    @property
+    def _leaves(self) -> Leaves:
+        return Leaves(
+            self.leaf_in_weight,
+            self.leaf_in_bias,
+            self.leaf_out_weight,
+            self.leaf_out_bias,
+            self.leaf_gate_weight,
+            self.leaf_gate_bias,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_logits": None, "_mixture": None}
+
+    def extra_repr(self) -> str:
+        options: dict[str, Any] = {
+            "in_features": self.in_features,
+            "out_features": self.out_features,
+            "depth": self.depth,
+            "leaf_width": self.leaf_width,
+        }
+        defaults = {"node_width": 1, "bias": True, "dropout": 0.0, "transposition": 0.0, "decision": "soft"}
+        options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
+        if not isinstance(self.activation, nn.Module):
+            options["activation"] = self.activation
+        sizes = (
+            f"training width {self.training_width}, size {self.training_size}; "
+            f"inference width {self.inference_width}, size {self.inference_size}"
+        )
+        return ", ".join(f"{name}={value!r}" for name, value in options.items()) + f"  # {sizes}"

@@ -1,0 +1,61 @@
+"""What a training forward leaves behind for the losses: tensors on the layer, with their graph until backward is
+through.
+
+Held on the layer as plain attributes, so that torch.compile can write them. Not part of the state: neither saved nor
+copied.
+"""
+
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from ._torch import in_backward, in_eager
+
+
+def remember(layer: nn.Module, **tensors: Tensor) -> None:
+    """Set these attributes of a layer, replacing what the forward before left there."""
+    if in_eager() and in_backward():
+        return  # a recomputation by gradient checkpointing; the losses have read the first forward
+    for name, tensor in tensors.items():
+        setattr(layer, name, tensor)
+    if in_eager():
+        for name in tensors:
+            release_after_backward(layer, name)
+
+
+def recall(layer: nn.Module, name: str, label: str, differentiable: bool) -> Tensor:
+    """What the last training forward left; an error if there was none, or if a gradient is wanted that it cannot
+    give."""
+    tensor: Tensor | None = getattr(layer, name)
+    if tensor is None:
+        raise RuntimeError(
+            f"{label} has had no training forward yet. Call model.train() and run the model on a batch first."
+        )
+    if differentiable and torch.is_grad_enabled() and not tensor.requires_grad:
+        raise RuntimeError(
+            f"the last training forward of {label} has no gradient to give: backward has been through it, or it ran "
+            "under torch.no_grad() or reentrant checkpointing. Compute the losses before backward, checkpoint with "
+            "use_reentrant=False, or read the value under torch.no_grad()."
+        )
+    # A compiled forward cannot register hooks; its reader does it here.
+    if in_eager():
+        release_after_backward(layer, name)
+    return tensor
+
+
+def release_after_backward(layer: nn.Module, name: str) -> None:
+    """Have backward replace the tensor by its values alone, so that the layer keeps no graph alive."""
+    tensor: Tensor = getattr(layer, name)
+    if not tensor.requires_grad or tensor._backward_hooks:
+        return
+    # Weak references: the hook belongs to the tensor, and would otherwise keep it and the layer alive in a circle.
+    owner, kept = weakref.ref(layer), weakref.ref(tensor)
+
+    def release(_: Tensor) -> None:
+        layer = owner()
+        # With create_graph=True the graph is still wanted, and autograd runs the hook with gradients enabled.
+        if layer is not None and getattr(layer, name) is kept() is not None and not torch.is_grad_enabled():
+            setattr(layer, name, getattr(layer, name).detach())
+
+    tensor.register_hook(release)

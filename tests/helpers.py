@@ -1,0 +1,28 @@
+"""What several test files share."""
+
+import torch
+
+import fastff
+
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"]
+
+
+def make(in_features=5, out_features=4, *, depth=3, leaf_width=3, scale=1.0, **options):
+    """A float64 layer whose decisions are spread: `scale` multiplies the node weights."""
+    options = {"dtype": torch.float64} | options
+    layer = fastff.FFF(in_features, out_features, depth=depth, leaf_width=leaf_width, **options)
+    with torch.no_grad():
+        for parameter in layer.tree_parameters():
+            parameter *= scale
+    return layer
+
+
+def state(layer):
+    """The oracle's view of a layer."""
+    names = ["node_weight", "node_bias", "node_out_weight", "node_out_bias"]
+    names += [f"leaf_{part}_{kind}" for part in ("in", "out", "gate") for kind in ("weight", "bias")]
+    return {name: None if getattr(layer, name) is None else getattr(layer, name).detach() for name in names}
+
+
+def relative_error(value, exact):
+    return ((value.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
