@@ -1,0 +1,169 @@
+"""Hardening and balance: what makes the soft tree of training agree with the hard tree of inference.
+
+The losses read what the last training forward of every FFF in a model left behind, and sum over the layers:
+
+    y = model(x)
+    loss = task(y, target) + h * fastff.hardening_loss(model) + 0.1 * fastff.balance_loss(model)
+    loss.backward()
+
+With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's entropy in nats is
+H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import tree as heap
+from .backends import select
+from .backends.reference import one_hot
+from .layer import FFF
+from .memory import recall
+
+
+def layers(model: nn.Module) -> dict[str, FFF]:
+    """The FFF layers of a model by name; an error if there are none."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, FFF)}
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no FFF layer. Put one in, as fastff.FFF(in_features, out_features, "
+            "depth=..., leaf_width=...), or pass the model that has one."
+        )
+    return found
+
+
+def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] = "mean") -> Tensor:
+    """The entropy of the decisions in the last training forward, summed over the FFF layers of `model`.
+
+    "mean": over samples and nodes. "sum": over samples and nodes, the paper's formula to the letter; it grows with
+    the batch and with 2**depth, so the paper's h of 3 to 10 fits "mean", which the authors' code computes. "path": a
+    node counts for a sample by the probability that the sample reaches it, averaged over samples; this is the entropy
+    of the mixture.
+    """
+    if reduction not in ("mean", "sum", "path"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'path'; got {reduction!r}.")
+    losses = []
+    for _, logits in _last(model):
+        entropy = bernoulli_entropy(logits)  # (batch, nodes)
+        if reduction == "sum":
+            losses.append(entropy.sum())
+        elif reduction == "mean":
+            losses.append(entropy.sum() / max(entropy.numel(), 1))  # 0, not NaN, for depth 0 or an empty batch
+        else:
+            losses.append((_log_reach(logits).exp() * entropy).sum() / max(len(entropy), 1))
+    return torch.stack(losses).sum()
+
+
+def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
+    """How unevenly the last training forward used the tree, summed over the FFF layers of `model`.
+
+    "node": with a the share of node i's samples that go right, the sum over nodes of -2**-level (log a + log(1 - a))
+    / 2, which is depth * log 2 when every node halves its samples. "leaf": as in the Switch transformer, leaves *
+    sum_j f_j m_j, with f_j the share of samples that the hard pass sends to leaf j and m_j the mean soft weight of
+    leaf j; 1 when both are uniform.
+    """
+    if kind not in ("node", "leaf"):
+        raise ValueError(f"kind must be 'node' or 'leaf'; got {kind!r}.")
+    losses = []
+    for layer, logits in _last(model):
+        if not logits.shape[0]:
+            losses.append(logits.sum())
+        elif kind == "leaf":
+            ops, _ = select()
+            share = one_hot(ops.walk(logits), layer.num_leaves, logits.dtype).mean(0)
+            losses.append(layer.num_leaves * (share * ops.mixture(logits).mean(0)).sum())
+        else:
+            # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
+            reach = _log_reach(logits)  # (batch, nodes)
+            right = torch.logsumexp(reach + F.logsigmoid(logits), 0)  # (nodes,)
+            left = torch.logsumexp(reach + F.logsigmoid(-logits), 0)
+            uneven = torch.logaddexp(right, left) - (right + left) / 2  # -(log a + log(1 - a)) / 2
+            losses.append(sum((uneven[heap.level(m)].mean() for m in range(layer.depth)), logits.sum() * 0))
+    return torch.stack(losses).sum()
+
+
+@torch.no_grad()
+def entropies(model: nn.Module) -> dict[str, Tensor]:
+    """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name."""
+    return {
+        name: bernoulli_entropy(logits).mean(0)
+        for name, (_, logits) in zip(layers(model), _last(model, differentiable=False), strict=True)
+    }
+
+
+def bernoulli_entropy(logits: Tensor) -> Tensor:
+    """H(sigmoid(z)) in nats."""
+    # softplus(z) - z sigmoid(z), written in |z| so that nothing cancels: the two terms are of the same sign.
+    a = logits.abs()
+    return F.softplus(-a) + a * torch.sigmoid(-a)
+
+
+def _log_reach(logits: Tensor) -> Tensor:
+    """The logarithm of the probability that a sample reaches a node: (batch, nodes)."""
+    depth = heap.depth_of(logits.shape[-1] + 1)
+    log_branch = F.logsigmoid(torch.stack([-logits, logits], -1))  # (batch, nodes, 2)
+    levels = [logits.new_zeros(logits.shape[0], 1)]
+    for m in range(depth - 1):
+        levels.append((levels[-1].unsqueeze(-1) + log_branch[:, heap.level(m)]).flatten(-2))
+    return torch.cat(levels, -1)[:, : logits.shape[-1]]  # depth 0 has no node, not even a root
+
+
+def _last(model: nn.Module, differentiable: bool = True) -> Iterator[tuple[FFF, Tensor]]:
+    """Every FFF layer with the logits of its last training forward."""
+    for name, layer in layers(model).items():
+        trained = any(parameter.requires_grad for parameter in layer.tree_parameters())
+        yield layer, recall(layer, "_logits", f"the FFF layer {name!r}", differentiable and trained and layer.depth > 0)
+
+
+def set_temperature_(model: nn.Module, value: float) -> None:
+    """Set the temperature of every FFF layer of a model."""
+    for layer in layers(model).values():
+        layer.temperature = value
+
+
+class Schedule:
+    """A number that changes over training, for the temperature or the hardening weight h.
+
+    kind: "constant" (start), "linear", "cosine" (slow at both ends) or "exponential" (equal ratios) from start to end
+    in `steps` calls of step(), then end. `value` is the number now; step() advances by one and returns the new value.
+    """
+
+    def __init__(self, kind: str, start: float, end: float | None = None, steps: int = 0) -> None:
+        if kind not in ("constant", "linear", "cosine", "exponential"):
+            raise ValueError(f"kind must be 'constant', 'linear', 'cosine' or 'exponential'; got {kind!r}.")
+        if kind != "constant" and (end is None or steps < 1):
+            raise ValueError(f"a {kind} schedule needs an end and at least 1 step; got end={end}, steps={steps}.")
+        if kind == "exponential" and not (start > 0 and end is not None and end > 0):
+            raise ValueError(f"an exponential schedule needs a positive start and end; got {start} and {end}.")
+        self.kind, self.start, self.end, self.steps = kind, start, start if end is None else end, steps
+        self.count = 0
+
+    @property
+    def value(self) -> float:
+        if self.kind == "constant":
+            return self.start
+        if self.count >= self.steps:
+            return self.end
+        t = self.count / self.steps
+        if self.kind == "exponential":
+            return self.start * math.pow(self.end / self.start, t)
+        if self.kind == "cosine":
+            t = (1 - math.cos(math.pi * t)) / 2
+        return self.start + (self.end - self.start) * t
+
+    def step(self) -> float:
+        self.count += 1
+        return self.value
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.kind!r}, {self.start}, {self.end}, steps={self.steps})  # {self.value} at {self.count}"

@@ -1,0 +1,121 @@
+"""Start from a balanced tree: every node splits the samples that reach it in two halves.
+
+A tree drawn at random sends most samples to a few leaves, and training makes that worse, since a leaf that sees more
+learns faster. Random-median initialisation keeps the random directions and puts each boundary at the median of the
+projections of the samples that reach the node, so that every leaf starts with its fair share of the data.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import tree as heap
+from .backends.reference import at_least_float32, node_logit
+from .capture import Enough, evaluating, feed, reached, watching
+from .layer import FFF
+
+
+def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: int = 16384) -> None:
+    """Give every FFF layer of `model` a balanced random-median tree for `data`, and leave its leaves as they are.
+
+    Args:
+        data: a batch (a tensor, a mapping, or a tuple whose first element is the input) or an iterable of batches
+        such as a
+            DataLoader. Layers are set in the order in which the data reaches them; later ones see the outputs of
+            earlier ones.
+        std: the standard deviation of a node's logits over the samples that reach it: how decisive the tree starts.
+        samples: how many inputs of a layer are enough; batches past that are not read.
+    """
+    if not std > 0:
+        raise ValueError(f"std must be positive; got {std}.")
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1; got {samples}.")
+    with evaluating(model) as model:
+        names, kept = reached(model, data, samples)
+        for name in names:
+            inputs = _inputs(model, name, kept)[:samples]
+            if not inputs.isfinite().all():
+                raise ValueError(
+                    f"the inputs of the FFF layer {name!r} hold NaN or infinity: its tree cannot be placed."
+                )
+            random_median_(model.get_submodule(name), inputs, std=std)  # type: ignore[arg-type]
+
+
+def _inputs(model: nn.Module, name: str, kept: list[Any]) -> Tensor:
+    """What reaches one layer: (samples, in)."""
+    inputs: list[Tensor] = []
+
+    def take(_: str, layer: FFF, x: Tensor) -> None:
+        inputs.append(x.to(layer.node_weight.dtype))
+        raise Enough
+
+    with watching({name: model.get_submodule(name)}, take):  # type: ignore[dict-item]
+        for batch in kept:
+            with suppress(Enough):
+                feed(model, batch)
+    return torch.cat(inputs)
+
+
+@torch.no_grad()
+def random_median_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
+    """Draw the directions of the nodes anew and split the samples x (batch, in) in halves at each of them.
+
+    In a node network with a hidden layer, each hidden neuron is first brought to mean 0 and deviation 1 over the node's
+    samples, so that none is stuck on the flat side of its activation.
+    """
+    wide = at_least_float32(x.dtype)
+    mean = x.to(wide).mean(0, keepdim=True).to(x.dtype)
+    node = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    nn.init.normal_(layer.node_weight)
+    scaled, shifted = layer.node_weight, layer.node_bias
+    if layer.node_out_weight is not None and layer.node_out_bias is not None:
+        nn.init.normal_(layer.node_out_weight)
+        scaled, shifted = layer.node_out_weight, layer.node_out_bias
+    shifted.zero_()
+
+    for m in range(layer.depth):
+        level, first = heap.level(m), heap.level(m).start
+        here = node - first  # (batch,): the sample's node, counted from the left
+        counts = torch.bincount(here, minlength=2**m)
+        if layer.node_out_weight is not None:
+            hidden = (x.to(wide).unsqueeze(1) * layer.node_weight[node].to(wide)).sum(-1)  # (batch, n)
+            center, spread = _moments_by(here, hidden, counts)
+            layer.node_weight[level] /= spread.to(x.dtype).unsqueeze(-1)
+            layer.node_bias[level] = -(center / spread).to(x.dtype)
+
+        # Scale first, then shift: what rounding does to the scaled weights is then in the median.
+        logit = node_logit(x, node, layer._tree, layer.activation)
+        _, spread = _moments_by(here, logit, counts)
+        scaled[level] *= (std / spread).to(scaled.dtype).unsqueeze(-1)
+
+        logit = node_logit(x, node, layer._tree, layer.activation)
+        nodes = torch.arange(first, level.stop, device=x.device)
+        middle = node_logit(mean.expand(len(nodes), -1), nodes, layer._tree, layer.activation)
+        median = _median_by(here, logit, counts, default=middle)
+        shifted[level] = -median.to(shifted.dtype)
+        node = 2 * node + 1 + (node_logit(x, node, layer._tree, layer.activation) >= 0)
+
+
+def _moments_by(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the values (batch, ...) of each group; those of all values where a group shows none."""
+    size = counts.to(value.dtype).view(-1, *[1] * (value.dim() - 1))
+    empty = value.new_zeros(len(counts), *value.shape[1:])
+    mean = torch.where(size > 0, empty.index_add(0, group, value) / size, value.mean(0))
+    spread = (empty.index_add(0, group, (value - mean[group]) ** 2) / size.clamp(min=1)).sqrt()
+    overall = value.std(0, correction=0)
+    overall = torch.where(overall > 0, overall, torch.ones_like(overall))
+    return mean, torch.where(spread > 0, spread, overall)
+
+
+def _median_by(group: Tensor, value: Tensor, counts: Tensor, default: Tensor) -> Tensor:
+    """The value halfway between the two middle ones of each group, so that halves lie on either side."""
+    order = value.argsort()
+    order = order[group[order].argsort(stable=True)]
+    value = value[order]
+    start = counts.cumsum(0) - counts
+    last = len(value) - 1
+    low = value[(start + (counts - 1).clamp(min=0) // 2).clamp(max=last)]
+    high = value[(start + counts // 2).clamp(max=last)]
+    return torch.where(counts > 0, (low + high) / 2, default)

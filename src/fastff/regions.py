@@ -1,0 +1,77 @@
+"""The regions of the input space that the leaves of a tree divide among themselves."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .backends import select
+from .backends.reference import one_hot
+from .capture import batches, evaluating, feed, watching
+from .hardening import _last, layers
+from .layer import FFF
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How samples spread over one FFF layer: soft mass and hard visits of its leaves and nodes."""
+
+    samples: int
+    leaf_mass: Tensor  # (leaves,): the sum of the soft weights
+    leaf_count: Tensor  # (leaves,): how many samples the hard pass brings there
+    node_mass: Tensor  # (nodes,)
+    node_count: Tensor  # (nodes,)
+
+    @property
+    def leaves_used(self) -> int:
+        """The number of leaves that the hard pass visits at all."""
+        return int((self.leaf_count > 0).sum())
+
+    @property
+    def smallest_share(self) -> float:
+        """The hard visits of the least visited leaf, over its fair share of samples / leaves."""
+        return float(self.leaf_count.min()) * len(self.leaf_count) / max(self.samples, 1)
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
+    """How the tree of every FFF layer is used, by layer name.
+
+    With `data` (a batch or an iterable of batches, as for initialize_tree_) the model is run on it in evaluation mode.
+    Without, the last training forward is read.
+    """
+    if data is None:
+        with torch.no_grad():
+            return {
+                name: _usage(logits)
+                for name, (_, logits) in zip(layers(model), _last(model, differentiable=False), strict=True)
+            }
+    total: dict[str, Usage] = {}
+
+    def see(name: str, layer: FFF, x: Tensor) -> None:
+        part = _usage(layer.node_logits(x) * layer._temperature)
+        total[name] = total[name] + part if name in total else part
+
+    with evaluating(model) as model, watching(layers(model), see):
+        for batch in batches(data):
+            feed(model, batch)
+    return total
+
+
+def _usage(logits: Tensor) -> Usage:
+    ops, _ = select()
+    mass = ops.mixture(logits).double().sum(0)  # (leaves,)
+    count = one_hot(ops.walk(logits), len(mass), torch.float64).sum(0)
+    return Usage(len(logits), mass, count.long(), above(mass), above(count).long())
+
+
+def above(leaf: Tensor) -> Tensor:
+    """The sum over the leaves below each node, in heap order: (nodes,)."""
+    levels: list[Tensor] = []
+    while len(leaf) > 1:
+        leaf = leaf.unflatten(0, (-1, 2)).sum(-1)
+        levels.insert(0, leaf)
+    return torch.cat(levels) if levels else leaf[:0]
