@@ -1,0 +1,98 @@
+"""Coming from the public `fastfeedforward` 0.2.1 package: read its parameters.
+
+The function is the same as that package computes in training. In evaluation it forgets the leaves' output biases
+(`b2s`), so its eval() and ours differ by that bias, and ours agrees with training.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import tree as heap
+from .layer import FFF
+
+_NAMES = ("node_weights", "node_biases", "w1s", "b1s", "w2s", "b2s")
+_DROPPED = ("depth", "node_usage", "leaf_usage")  # a plain integer kept as a parameter, and two counters
+
+
+def convert_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's state dict with the parameters of every fastfeedforward layer renamed and laid out as fastff's.
+
+    For a model whose fastfeedforward.FFF layers have been replaced by fastff.FFF of the same sizes:
+    `model.load_state_dict(fastff.compat.convert_state_dict(old))`. All other entries pass unchanged.
+    """
+    prefixes = [key[: -len("node_weights")] for key in state if key.rpartition(".")[2] == "node_weights"]
+    if not prefixes:
+        raise ValueError(
+            "the state dict has no entry named node_weights, so no layer of fastfeedforward 0.2.1; "
+            f"it has {_some(list(state))}."
+        )
+    converted = dict(state)
+    for prefix in prefixes:
+        missing = [prefix + name for name in _NAMES if prefix + name not in state]
+        if missing:
+            raise ValueError(f"the layer {prefix!r} of fastfeedforward 0.2.1 lacks {', '.join(missing)}.")
+        old = {name: converted.pop(prefix + name) for name in _NAMES}
+        for name in _DROPPED:
+            converted.pop(prefix + name, None)
+        _check(prefix, old)
+        new = {
+            "node_weight": old["node_weights"],
+            "node_bias": old["node_biases"].squeeze(-1),
+            "leaf_in_weight": old["w1s"].mT,
+            "leaf_in_bias": old["b1s"],
+            "leaf_out_weight": old["w2s"],
+            "leaf_out_bias": old["b2s"],
+            "_temperature": torch.ones((), dtype=old["w1s"].dtype, device=old["w1s"].device),
+        }
+        converted |= {
+            prefix + name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in new.items()
+        }
+    return converted
+
+
+def from_fastfeedforward(state: Mapping[str, Tensor], prefix: str = "", **options: Any) -> FFF:
+    """An FFF layer from the state dict of a fastfeedforward 0.2.1 layer.
+
+    `prefix` picks one layer of a larger model's state dict, such as "encoder.ff". `options` are FFF's own (activation,
+    dropout, transposition, which that package calls region_leak, ...): a state dict does not hold them.
+    """
+    dot = prefix if not prefix or prefix.endswith(".") else prefix + "."
+    own = {key[len(dot) :]: tensor for key, tensor in state.items() if key.startswith(dot)}
+    own = {key: tensor for key, tensor in own.items() if key in _NAMES}
+    if not own:
+        raise ValueError(
+            f"the state dict has no layer of fastfeedforward 0.2.1 at {prefix!r}; it has {_some(list(state))}."
+        )
+    converted = convert_state_dict(own)
+    leaves, leaf_width, in_features = converted["leaf_in_weight"].shape
+    weight = converted["leaf_out_weight"]
+    options.setdefault("dtype", weight.dtype)
+    options.setdefault("device", weight.device)
+    layer = FFF(in_features, weight.shape[-1], depth=heap.depth_of(leaves), leaf_width=leaf_width, **options)
+    layer.load_state_dict(converted)
+    return layer
+
+
+def _check(prefix: str, old: Mapping[str, Tensor]) -> None:
+    leaves, in_features, leaf_width = old["w1s"].shape if old["w1s"].dim() == 3 else (0, 0, 0)
+    out_features = old["w2s"].shape[-1]
+    expected = {
+        "node_weights": (leaves - 1, in_features),
+        "node_biases": (leaves - 1, 1),
+        "b1s": (leaves, leaf_width),
+        "w2s": (leaves, leaf_width, out_features),
+        "b2s": (leaves, out_features),
+    }
+    for name, shape in expected.items():
+        if tuple(old[name].shape) != shape or not leaves:
+            raise ValueError(
+                f"{prefix}{name} should have the shape {shape}, given w1s of {tuple(old['w1s'].shape)}; "
+                f"got {tuple(old[name].shape)}."
+            )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no entries"
