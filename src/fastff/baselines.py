@@ -155,8 +155,9 @@ class MoE(nn.Module):
         noisy = clean + torch.randn_like(clean) * std
         gates = top_k_gates(noisy, self.k)
         remember(self, _importance=gates.sum(0), _load=smooth_load(clean, std, noisy, self.k))
-        drop = (lambda hidden: F.dropout(hidden, self.dropout)) if self.dropout else None
-        return restore(select()[0].mix(flat, gates, experts, self.activation, drop), x)
+        ops, _ = select()
+        hidden = ops.leaf_hidden(flat, experts, self.activation)
+        return restore(ops.mix(F.dropout(hidden, self.dropout) if self.dropout else hidden, gates, experts), x)
 
     def _evaluate(self, x: Tensor) -> Tensor:
         top, chosen = self._logits(x, self.gate_weight).topk(self.k, -1)  # (batch, k)

@@ -4,7 +4,6 @@ soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on th
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -45,12 +44,12 @@ def soft(
     if dtype is not None:
         flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
     ops, _ = select()
-    logits = ops.node_logits(flat, tree, activation) * temperature  # (batch, nodes)
+    logits, hidden = ops.first_layer(flat, tree, leaves, activation)
+    logits = logits * temperature  # (batch, nodes)
     # p -> 1 - p is z -> -z.
     turned = torch.where(torch.rand_like(logits) < transposition, -logits, logits) if transposition else logits
     weights = ops.mixture(turned, straight_through)  # (batch, leaves)
-    drop: Callable[[Tensor], Tensor] | None = (lambda hidden: F.dropout(hidden, dropout)) if dropout else None
-    y = ops.mix(flat, weights, leaves, activation, drop)
+    y = ops.mix(F.dropout(hidden, dropout) if dropout else hidden, weights, leaves)
     return Soft(restore(y, x), logits, weights)
 
 

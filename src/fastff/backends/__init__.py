@@ -1,7 +1,7 @@
 """The backends, and how one is chosen.
 
-Each backend is a module with the same functions: node_logits, mixture, mix, walk, route, visit. `reference` is the
-specification; the others must agree with it and exist to be faster.
+Each backend is a module with the same functions: first_layer, node_logits, leaf_hidden, mixture, mix, walk, route and
+visit. `reference` is the specification; the others must agree with it and exist to be faster.
 """
 
 from types import ModuleType

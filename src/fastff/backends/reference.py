@@ -5,7 +5,6 @@ flattened, (batch, in). Logits and mixture weights are float32 at least, whateve
 cheap to compute well and expensive to get wrong.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,10 +41,14 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 def node_logits(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
     """The logit of every node: (batch, nodes)."""
-    hidden = F.linear(x, tree.weight.flatten(0, -2), tree.bias.flatten())  # (batch, nodes * n)
+    return node_output(F.linear(x, tree.weight.flatten(0, -2), tree.bias.flatten()), tree, activation)
+
+
+def node_output(hidden: Tensor, tree: Tree, activation: Activation) -> Tensor:
+    """The logits, given what the first layer of the node networks gives: (batch, nodes * n) -> (batch, nodes)."""
+    wide = at_least_float32(hidden.dtype)
     if tree.out_weight is None or tree.out_bias is None:
-        return hidden.to(at_least_float32(x.dtype))
-    wide = at_least_float32(x.dtype)
+        return hidden.to(wide)
     hidden = function(activation)(hidden).unflatten(-1, tree.out_weight.shape).to(wide)  # (batch, nodes, n)
     return (hidden * tree.out_weight.to(wide)).sum(-1) + tree.out_bias.to(wide)
 
@@ -76,25 +79,13 @@ def one_hot(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     return (index.unsqueeze(-1) == torch.arange(size, device=index.device)).to(dtype)
 
 
-def mix(
-    x: Tensor,
-    weights: Tensor,
-    leaves: Leaves,
-    activation: Activation,
-    dropout: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """The leaves' outputs at x, mixed by weights (batch, leaves): (batch, out)."""
-    hidden = leaf_hidden(x, leaves, activation, dropout)  # (batch, leaves, l)
-    weights = weights.to(x.dtype)
-    y = (hidden * weights.unsqueeze(-1)).flatten(1) @ leaves.out_weight.flatten(0, 1)  # (batch, out)
-    return y if leaves.out_bias is None else y + weights @ leaves.out_bias
+def first_layer(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
+    """The logits of the nodes (batch, nodes) and the hidden layer of the leaves (batch, leaves, l)."""
+    return node_logits(x, tree, activation), leaf_hidden(x, leaves, activation)
 
 
-def leaf_hidden(
-    x: Tensor, leaves: Leaves, activation: Activation, dropout: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
+def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     """The hidden layer of every leaf: (batch, leaves, l)."""
-    shape = leaves.in_weight.shape[:2]
     act = function(activation)
     hidden = F.linear(x, leaves.in_weight.flatten(0, 1), None if leaves.in_bias is None else leaves.in_bias.flatten())
     if leaves.gate_weight is None:
@@ -102,7 +93,14 @@ def leaf_hidden(
     else:
         bias = None if leaves.gate_bias is None else leaves.gate_bias.flatten()
         hidden = act(F.linear(x, leaves.gate_weight.flatten(0, 1), bias)) * hidden
-    return (hidden if dropout is None else dropout(hidden)).unflatten(-1, shape)
+    return hidden.unflatten(-1, leaves.in_weight.shape[:2])
+
+
+def mix(hidden: Tensor, weights: Tensor, leaves: Leaves) -> Tensor:
+    """The leaves' outputs, given their hidden layer, mixed by weights (batch, leaves): (batch, out)."""
+    weights = weights.to(hidden.dtype)
+    y = (hidden * weights.unsqueeze(-1)).flatten(1) @ leaves.out_weight.flatten(0, 1)
+    return y if leaves.out_bias is None else y + weights @ leaves.out_bias
 
 
 def walk(logits: Tensor) -> Tensor:
