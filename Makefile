@@ -14,7 +14,7 @@ test: $(READY)
 
 # On a machine with CUDA, with the torch that is installed there.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_triton.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -160,6 +160,7 @@ def machine(device: str) -> str:
 
 
 def commit() -> str:
+    """Of the checkout; empty where there is none."""
     run = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
     )
@@ -180,6 +181,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="append the rows to this CSV file")
     options = parser.parse_args()
+    if options.device == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())  # graphs cannot be captured on the default one
     rows = []
     for size in options.sizes.split(","):
         leaf_width, depth = map(int, size.split(":"))

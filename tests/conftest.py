@@ -1,4 +1,4 @@
-"""Shared by all tests. Set before torch is imported:
+"""Shared by all tests.
 
 Some virtual machines announce the AMX instructions and then kill the process that uses them; bfloat16 products
 through oneDNN do. AVX-512 is the most they are allowed here.
@@ -10,6 +10,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on CPU tensors; read when they are first imported
 
 
 @pytest.fixture(autouse=True)

@@ -53,21 +53,6 @@ def test_fast_derivative_equals_autograd(decision):
             torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"activation": "swiglu", "node_width": 3}])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_packed_products_are_the_same_function(options, depth, monkeypatch):
-    """What a GPU runs: the nodes in the leaves' products. The same values and gradients as by separate products."""
-    layer = make(6, 5, depth=depth, leaf_width=3, **options)
-    x = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
-    expected = torch.autograd.grad(loss_of(layer, x), [x, *layer.parameters()])
-    value = layer(x)
-    monkeypatch.setattr(fastff.backends.aten, "_pack", lambda x: True)
-    torch.testing.assert_close(layer(x), value, rtol=1e-12, atol=1e-13)
-    packed = torch.autograd.grad(loss_of(layer, x), [x, *layer.parameters()])
-    for ours, wanted in zip(packed, expected, strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-11, atol=1e-12)
-
-
 def test_second_derivatives():
     layer = make(3, 2, depth=2, leaf_width=2, activation="tanh")
     x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)

@@ -10,7 +10,7 @@ def in_backward() -> bool:
 
 def in_transform() -> bool:
     """Whether a torch.func transform (vmap, grad) is active: values cannot then steer Python, nor outlive it."""
-    return torch._C._are_functorch_transforms_active()
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def in_eager() -> bool:

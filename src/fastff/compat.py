@@ -77,7 +77,11 @@ def from_fastfeedforward(state: Mapping[str, Tensor], prefix: str = "", **option
 
 
 def _check(prefix: str, old: Mapping[str, Tensor]) -> None:
-    leaves, in_features, leaf_width = old["w1s"].shape if old["w1s"].dim() == 3 else (0, 0, 0)
+    # The sizes are read from these two, so they come first.
+    for name, shape in {"w1s": "leaves, in_features, leaf_width", "w2s": "leaves, leaf_width, out_features"}.items():
+        if old[name].dim() != 3 or not len(old[name]):
+            raise ValueError(f"{prefix}{name} should have the shape ({shape}); got {tuple(old[name].shape)}.")
+    leaves, in_features, leaf_width = old["w1s"].shape
     out_features = old["w2s"].shape[-1]
     expected = {
         "node_weights": (leaves - 1, in_features),
@@ -86,10 +90,10 @@ def _check(prefix: str, old: Mapping[str, Tensor]) -> None:
         "w2s": (leaves, leaf_width, out_features),
         "b2s": (leaves, out_features),
     }
-    for name, shape in expected.items():
-        if tuple(old[name].shape) != shape or not leaves:
+    for name, sizes in expected.items():
+        if tuple(old[name].shape) != sizes:
             raise ValueError(
-                f"{prefix}{name} should have the shape {shape}, given w1s of {tuple(old['w1s'].shape)}; "
+                f"{prefix}{name} should have the shape {sizes}, given w1s of {tuple(old['w1s'].shape)}; "
                 f"got {tuple(old[name].shape)}."
             )
 

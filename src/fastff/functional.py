@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activations import Activation
-from .backends import select
+from .backends import select, select_soft, triton
 from .backends.reference import Leaves, Tree
 
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft"]
@@ -43,12 +43,15 @@ def soft(
     dtype = autocast_dtype(flat)
     if dtype is not None:
         flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
+    if isinstance(activation, str) and select_soft(flat, tree, leaves, activation, dropout)[0] is triton:
+        y, logits, weights = triton.soft(flat, tree, leaves, activation, temperature, transposition, straight_through)
+        return Soft(restore(y, x), logits, weights)
     ops, _ = select()
-    logits, hidden = ops.first_layer(flat, tree, leaves, activation)
-    logits = logits * temperature  # (batch, nodes)
+    logits = ops.node_logits(flat, tree, activation) * temperature  # (batch, nodes)
     # p -> 1 - p is z -> -z.
     turned = torch.where(torch.rand_like(logits) < transposition, -logits, logits) if transposition else logits
     weights = ops.mixture(turned, straight_through)  # (batch, leaves)
+    hidden = ops.leaf_hidden(flat, leaves, activation)
     y = ops.mix(F.dropout(hidden, dropout) if dropout else hidden, weights, leaves)
     return Soft(restore(y, x), logits, weights)
 

@@ -5,9 +5,10 @@ gradient, an average over B samples most of which are not its own, is small and 
 gathers gradients until it has seen `local_batch` samples of its own, then steps with the mean over them. A block that
 does not step keeps its parameters and its moments. All other parameters of the model step every time.
 
-A sample counts for a leaf by its mixture weight (0 or 1 when decisions are straight-through), for a node by the
-weights of the leaves below it. The loss must be a mean over the samples that pass through the layers since the last
-step.
+A sample counts for a leaf by its mixture weight (0 or 1 when decisions are straight-through) and for a node by the
+probability of reaching it: also when decisions are straight-through, where a node has the gradient of the soft mixture,
+from all samples. It counts once backward has passed, until step() or zero_grad() of the optimiser (not of the model).
+The loss must be a mean over the samples that pass through the layers since the last step.
 """
 
 import weakref
@@ -15,13 +16,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._torch import in_backward, in_eager
+from ._torch import in_eager
 from .backends.reference import at_least_float32
-from .hardening import layers
+from .hardening import _log_reach, layers
 from .layer import FFF
 from .regions import above
+
+_SLACK = 1e-5  # a sum of float32 weights is off by some 1e-7 of it: 31.999998 samples are 32
+_AS_STORED = {"mass", "gathered", "step"}  # state that is not of the parameter's dtype
 
 
 class _Local(torch.optim.Optimizer):
@@ -30,25 +35,36 @@ class _Local(torch.optim.Optimizer):
     def __init__(self, model: nn.Module, local_batch: float, defaults: dict[str, Any]) -> None:
         if not local_batch > 0:
             raise ValueError(f"local_batch must be positive; got {local_batch}.")
-        for name in ("lr", "weight_decay"):
-            if not defaults[name] >= 0:
+        for name in ("lr", "weight_decay", "eps"):
+            if not defaults.get(name, 0) >= 0:
                 raise ValueError(f"{name} must not be negative; got {defaults[name]}.")
-        self._layers = layers(model)
-        self._seen: dict[str, Tensor] = {}  # by layer, since the last step: the mass of each leaf, then the samples
-        self._counted: dict[str, Callable[[], Tensor | None]] = {}  # by layer: the mixture that was counted last
+        found = layers(model)
         groups: list[dict[str, Any]] = []
-        for name, layer in self._layers.items():
+        for name, layer in found.items():
+            # A DTensor, known by its method, as torch.distributed.tensor is not to be imported for this.
+            if any(hasattr(parameter, "full_tensor") for parameter in layer.parameters()):
+                raise TypeError(
+                    f"{type(self).__name__} needs whole parameters; the FFF layer {name!r} has DTensors, as "
+                    "fully_shard makes them. Use an optimiser of torch.optim, or DistributedDataParallel."
+                )
             groups.append({"params": layer.leaf_parameters(), "blocks": "leaf", "layer": name})
             if layer.depth:
                 groups.append({"params": layer.tree_parameters(), "blocks": "node", "layer": name})
         local = {id(parameter) for group in groups for parameter in group["params"]}
         rest = [parameter for parameter in model.parameters() if id(parameter) not in local]
         if rest:
-            groups.append({"params": rest, "blocks": "", "layer": ""})
-        super().__init__(groups, defaults | {"local_batch": local_batch})
-        owner = weakref.ref(self)
-        for name, layer in self._layers.items():
-            layer.register_forward_hook(_Observer(owner, name))
+            groups.append({"params": rest})
+        super().__init__(groups, defaults | {"local_batch": local_batch, "blocks": "", "layer": ""})
+        self._watch(found)
+
+    def _watch(self, found: dict[str, FFF]) -> None:
+        self._layers = found
+        # By layer, the counts of each forward since the last step. By id, so that a second backward adds nothing.
+        self._seen: dict[str, dict[int, Tensor]] = {name: {} for name in found}
+        # By layer, the mixture that step need not count: it has been there at a step before, or gives no gradient.
+        self._known: dict[str, Callable[[], Tensor | None]] = dict.fromkeys(found, _no_one)
+        for name, layer in found.items():
+            layer.register_forward_hook(_Observer(weakref.ref(self), name))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -56,62 +72,92 @@ class _Local(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        seen = {name: self._take(name) for name in self._layers}
+        seen = self._take()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not group["blocks"]:
-                    self._update(parameter, parameter.grad, state, group, None)
-                    continue
-                mass, samples = seen[group["layer"]][:-1], seen[group["layer"]][-1]
-                if group["blocks"] == "node":
-                    mass = above(mass)
-                if "mass" not in state:
-                    state["mass"] = torch.zeros_like(mass)
-                    state["gathered"] = torch.zeros_like(parameter)
-                state["mass"] += mass
-                state["gathered"] += parameter.grad * samples.to(parameter.dtype)
-                ready = state["mass"] >= group["local_batch"]  # (blocks,)
-                own = state["mass"].clamp(min=torch.finfo(mass.dtype).tiny).to(parameter.dtype)
-                self._update(parameter, state["gathered"] / _by_block(own, parameter), state, group, ready)
-                state["gathered"].masked_fill_(_by_block(ready, parameter), 0)
-                state["mass"].masked_fill_(ready, 0)
+                if parameter.grad is not None and group["blocks"]:
+                    self._gather(parameter, parameter.grad, group, seen[group["layer"]])
+                elif parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group, None)
         return loss
 
-    def _update(
-        self, parameter: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any], ready: Tensor | None
-    ) -> None:
+    def _gather(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], counts: Tensor) -> None:
+        """Add the gradient to what the blocks of a parameter have gathered; step those that have seen enough."""
+        state, leaves = self.state[parameter], len(counts) // 2
+        mass = counts[:leaves] if group["blocks"] == "leaf" else counts[leaves:-1]  # (blocks,)
+        if "mass" not in state:
+            state["mass"] = torch.zeros_like(mass)
+            state["gathered"] = torch.zeros_like(parameter, dtype=at_least_float32(parameter.dtype))
+        state["mass"] += mass
+        state["gathered"] += grad.to(state["gathered"].dtype) * counts[-1]
+        ready = state["mass"] >= group["local_batch"] * (1 - _SLACK)  # (blocks,)
+        own = state["mass"].clamp(min=torch.finfo(state["mass"].dtype).tiny)
+        self._update(parameter, (state["gathered"] / _by_block(own, parameter)).to(parameter.dtype), group, ready)
+        state["gathered"].masked_fill_(_by_block(ready, parameter), 0)
+        state["mass"].masked_fill_(ready, 0)
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], ready: Tensor | None) -> None:
         """Step the blocks that are ready (None: the whole parameter) with this gradient; leave the others untouched."""
         raise NotImplementedError
 
-    def _observe(self, name: str, mixture: Tensor) -> None:
-        """Count the samples of one training forward."""
-        wide = at_least_float32(mixture.dtype)
-        mass = torch.cat([mixture.to(wide).sum(0), torch.full((1,), len(mixture), dtype=wide, device=mixture.device)])
-        self._seen[name] = self._seen[name] + mass if name in self._seen else mass
-        self._counted[name] = weakref.ref(mixture)
+    def _take(self) -> dict[str, Tensor]:
+        """What each layer has seen since the last step, over all processes; from here on it has seen nothing."""
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        graded = {group["layer"] for group in self.param_groups if any(p.grad is not None for p in group["params"])}
+        for name, layer in self._layers.items():
+            mixture = layer._mixture
+            if mixture is not None and mixture is not self._known[name]():
+                # A compiled forward runs no hook; what it left on the layer is counted here: the last forward alone.
+                self._seen[name] = self._seen[name] or {0: _counts(layer, mixture)}
+                self._known[name] = weakref.ref(mixture)
+            # With several processes, the gradients may come from what another has seen.
+            if not self._seen[name] and not several and (name in graded or not graded):
+                raise RuntimeError(
+                    f"the FFF layer {name!r} has had no training forward since the last step: nothing to step with. "
+                    "Run the model that the optimiser was built for, in train() mode, before each step; a layer that "
+                    "is left out must have no gradients, as after zero_grad(set_to_none=True)."
+                )
+        counts = [sum(self._seen[name].values(), _no_counts(layer)) for name, layer in self._layers.items()]
+        self._seen = {name: {} for name in self._layers}
+        if several:
+            total = torch.cat([each.to(counts[0].device) for each in counts])
+            dist.all_reduce(total)
+            parts = total.split([len(each) for each in counts])
+            counts = [part.to(each) for part, each in zip(parts, counts, strict=True)]
+        return dict(zip(self._layers, counts, strict=True))
 
-    def _take(self, name: str) -> Tensor:
-        """What a layer has seen since the last step, over all processes."""
-        mixture = self._layers[name]._mixture
-        # A compiled forward runs no hook; what it left on the layer is counted here: the last forward, and no other.
-        if name not in self._seen and mixture is not None and mixture is not self._counted.get(name, lambda: None)():
-            self._observe(name, mixture)
-        if name not in self._seen:
-            raise RuntimeError(
-                f"the FFF layer {name!r} has had no training forward since the last step: nothing to step with. "
-                "Run the model that the optimiser was built for, in train() mode, before each step."
-            )
-        seen = self._seen.pop(name)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(seen)
-        return seen
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, and the count of the samples that they came from."""
+        super().zero_grad(set_to_none)
+        self._seen = {name: {} for name in self._layers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; it may come from the same model in another wrapper, where the layers have other names."""
+        own = [(group["blocks"], group["layer"]) for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, stored, (blocks, layer) in zip(self.param_groups, state_dict["param_groups"], own, strict=True):
+            group.update(blocks=blocks, layer=layer)
+            # torch has cast the state to the dtype of the parameter, except for "step", which it has not even moved.
+            for parameter, index in zip(group["params"], stored["params"], strict=True):
+                for key in _AS_STORED & state_dict["state"].get(index, {}).keys():
+                    self.state[parameter][key] = state_dict["state"][index][key].to(parameter.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_layers": self._layers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_layers" in state:  # a copy; load_state_dict comes here too, with less
+            self._watch(state["_layers"])
 
 
 class LocalSGD(_Local):
-    """Stochastic gradient descent with momentum, each leaf and node at its own pace. At depth 0, torch.optim.SGD."""
+    """Stochastic gradient descent with momentum, each leaf and node at its own pace. At depth 0, torch.optim.SGD.
+
+    With several processes, samples are counted over the default process group, as DistributedDataParallel averages
+    gradients. With torch.compile, of several forwards before a step (gradient accumulation) only the last counts, so
+    blocks wait for longer. Parameters that FSDP2 has sharded are refused.
+    """
 
     def __init__(
         self, model: nn.Module, lr: float, *, local_batch: float = 32, momentum: float = 0.0, weight_decay: float = 0.0
@@ -120,9 +166,8 @@ class LocalSGD(_Local):
             raise ValueError(f"momentum must be in [0, 1); got {momentum}.")
         super().__init__(model, local_batch, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def _update(
-        self, parameter: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any], ready: Tensor | None
-    ) -> None:
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], ready: Tensor | None) -> None:
+        state = self.state[parameter]
         grad = grad + group["weight_decay"] * parameter if group["weight_decay"] else grad
         if group["momentum"]:
             if "momentum" not in state:
@@ -133,7 +178,11 @@ class LocalSGD(_Local):
 
 
 class LocalAdam(_Local):
-    """Adam with decoupled weight decay, each leaf and node at its own pace. At depth 0, torch.optim.AdamW."""
+    """Adam with decoupled weight decay, each leaf and node at its own pace. At depth 0, torch.optim.AdamW.
+
+    As in LocalSGD, samples are counted over the default process group, of compiled forwards only the last before a step
+    counts, and parameters that FSDP2 has sharded are refused.
+    """
 
     def __init__(
         self,
@@ -149,9 +198,8 @@ class LocalAdam(_Local):
             raise ValueError(f"betas must be in [0, 1); got {betas}.")
         super().__init__(model, local_batch, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def _update(
-        self, parameter: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any], ready: Tensor | None
-    ) -> None:
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], ready: Tensor | None) -> None:
+        state = self.state[parameter]
         if "step" not in state:
             blocks = () if ready is None else ready.shape
             state["step"] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)  # of each block
@@ -173,12 +221,18 @@ class _Observer:
     def __init__(self, owner: Callable[[], _Local | None], name: str) -> None:
         self.owner, self.name = owner, name
 
-    def __call__(self, layer: FFF, _: Any, __: Any) -> None:
-        if not in_eager() or not layer.training or in_backward() or layer._mixture is None:
+    def __call__(self, layer: FFF, _: Any, output: Tensor) -> None:
+        if not in_eager() or not layer.training:
             return
-        optimizer = self.owner()
-        if optimizer is not None:
-            optimizer._observe(self.name, layer._mixture)
+        optimizer, mixture = self.owner(), layer._mixture
+        if optimizer is None or mixture is None:
+            return
+        if output.requires_grad:
+            # Counted when backward comes here: to one, and no more, of the two forwards that checkpointing makes.
+            counts = _counts(layer, mixture)
+            output.register_hook(lambda _: optimizer._seen[self.name].update({id(counts): counts}))
+        else:
+            optimizer._known[self.name] = weakref.ref(mixture)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Observer, (_no_one, self.name)  # a copied or stored layer has no optimiser
@@ -186,6 +240,21 @@ class _Observer:
 
 def _no_one() -> None:
     return None
+
+
+def _counts(layer: FFF, mixture: Tensor) -> Tensor:
+    """The samples of each leaf, of each node, and all, in the last training forward: (leaves + nodes + 1,)."""
+    leaf = mixture.to(at_least_float32(layer.leaf_in_weight.dtype)).sum(0)
+    if layer.decision == "straight_through" and layer._logits is not None:
+        node = _log_reach(layer._logits.detach()).exp().sum(0)
+    else:
+        node = above(leaf)
+    return torch.cat([leaf, node, leaf.new_full((1,), len(mixture))])
+
+
+def _no_counts(layer: FFF) -> Tensor:
+    weight = layer.leaf_in_weight
+    return weight.new_zeros(layer.num_leaves + layer.num_nodes + 1, dtype=at_least_float32(weight.dtype))
 
 
 def _by_block(values: Tensor, parameter: Tensor) -> Tensor:

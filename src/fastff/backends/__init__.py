@@ -1,13 +1,18 @@
 """The backends, and how one is chosen.
 
-Each backend is a module with the same functions: first_layer, node_logits, leaf_hidden, mixture, mix, walk, route and
-visit. `reference` is the specification; the others must agree with it and exist to be faster.
+Each backend is a module with the same functions: node_logits, leaf_hidden, mixture, mix, walk, route and visit.
+`reference` is the specification; the others must agree with it and exist to be faster. `triton` has the whole soft pass
+as one function, for the cases that it supports.
 """
 
 from types import ModuleType
 from typing import Any
 
-from . import aten, reference
+from torch import Tensor
+
+from ..activations import Activation
+from . import aten, reference, triton
+from .reference import Leaves, Tree
 
 TABLE: dict[str, ModuleType] = {"reference": reference, "aten": aten}
 _choice = "auto"
@@ -23,6 +28,16 @@ def select() -> tuple[ModuleType, str]:
     if _choice == "auto":
         return aten, "auto: torch operations run everywhere"
     return TABLE[_choice], f"chosen by fastff.backend({_choice!r})"
+
+
+def select_soft(
+    x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, dropout: float
+) -> tuple[ModuleType, str]:
+    """The backend of a soft pass, and why it is that one."""
+    if _choice != "auto":
+        return select()
+    reason = triton.unsupported(x, tree, leaves, activation, dropout)
+    return (aten, f"auto: triton {reason}") if reason else (triton, "auto: a GPU, and a case that its kernels cover")
 
 
 class backend:

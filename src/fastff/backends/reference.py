@@ -41,12 +41,8 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 def node_logits(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
     """The logit of every node: (batch, nodes)."""
-    return node_output(F.linear(x, tree.weight.flatten(0, -2), tree.bias.flatten()), tree, activation)
-
-
-def node_output(hidden: Tensor, tree: Tree, activation: Activation) -> Tensor:
-    """The logits, given what the first layer of the node networks gives: (batch, nodes * n) -> (batch, nodes)."""
-    wide = at_least_float32(hidden.dtype)
+    hidden = F.linear(x, tree.weight.flatten(0, -2), tree.bias.flatten())  # (batch, nodes * n)
+    wide = at_least_float32(x.dtype)
     if tree.out_weight is None or tree.out_bias is None:
         return hidden.to(wide)
     hidden = function(activation)(hidden).unflatten(-1, tree.out_weight.shape).to(wide)  # (batch, nodes, n)
@@ -77,11 +73,6 @@ def mixture(logits: Tensor, straight_through: bool = False) -> Tensor:
 
 def one_hot(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     return (index.unsqueeze(-1) == torch.arange(size, device=index.device)).to(dtype)
-
-
-def first_layer(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
-    """The logits of the nodes (batch, nodes) and the hidden layer of the leaves (batch, leaves, l)."""
-    return node_logits(x, tree, activation), leaf_hidden(x, leaves, activation)
 
 
 def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
