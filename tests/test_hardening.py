@@ -263,6 +263,34 @@ def test_losses_inside_an_ensemble():
         torch.testing.assert_close(grads["node_weight"][i], expected)
 
 
+def test_ensembles_without_an_inner_gradient():
+    """Inside a bare vmap requires_grad reads False although autograd outside records: that is no missing gradient."""
+    layers = [make(depth=2) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    x = torch.randn(7, 5, dtype=torch.float64)
+
+    def loss(parameters, buffers):
+        torch.func.functional_call(layers[0], (parameters, buffers), (x,))
+        return fastff.hardening_loss(layers[0])
+
+    torch.func.vmap(loss)(parameters, buffers).sum().backward()
+    layers[1](x)
+    (expected,) = torch.autograd.grad(fastff.hardening_loss(layers[1]), layers[1].node_weight)
+    torch.testing.assert_close(parameters["node_weight"].grad[1], expected)
+    for read in (fastff.hardening_loss, fastff.entropies, fastff.usage):
+        with pytest.raises(RuntimeError, match=r"ran inside torch.func \(vmap, grad\), which has ended"):
+            read(layers[0])
+
+
+def test_names_are_those_of_the_model_compiled_or_not():
+    model = two_layers()
+    compiled = torch.compile(model, backend="eager")
+    compiled(torch.randn(9, 5, dtype=torch.float64))
+    assert list(fastff.entropies(compiled)) == list(fastff.entropies(model)) == ["0", "2"]
+    x = torch.randn(9, 5, dtype=torch.float64)
+    assert list(fastff.usage(compiled, x)) == list(fastff.usage(compiled)) == ["0", "2"]
+
+
 def test_errors():
     plain = nn.Linear(3, 3)
     for function in (fastff.hardening_loss, fastff.balance_loss, fastff.entropies, fastff.usage):
@@ -289,6 +317,7 @@ def test_empty_batch_gives_zero_losses(depth):
     for reduction in REDUCTIONS:
         assert fastff.hardening_loss(layer, reduction) == 0
     assert fastff.balance_loss(layer) == 0
+    assert not fastff.entropies(layer)[""].any()
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,29 @@ def test_frozen_and_compiled():
     assert not layer.node_weight.requires_grad
 
 
+class Poison(nn.Module):
+    def forward(self, x):
+        return x * torch.inf
+
+
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ff = make(depth=2)
+
+    def forward(self, x):
+        return self.ff(x=x)
+
+
+def test_layers_called_by_keyword():
+    model = ByKeyword()
+    x = torch.randn(40, 5, dtype=torch.float64)
+    fastff.initialize_tree_(model, x)
+    assert counts(model, x)["ff"].tolist() == [10] * 4
+
+
 def test_errors_change_nothing():
+    """Also when the second layer fails after the first has been set."""
     model = nn.Sequential(make(5, 5, depth=2), make(5, 5, depth=2))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(8, 5, dtype=torch.float64)
@@ -118,7 +140,8 @@ def test_errors_change_nothing():
     x_bad[3, 1] = torch.nan
     for arguments, error, message in [
         ((model, x[:0]), ValueError, "data holds no sample that reaches the FFF layers \\['0', '1'\\]"),
-        ((model, x_bad), ValueError, "hold NaN or infinity"),
+        ((model, x_bad), ValueError, "layer '0' hold NaN or infinity"),
+        ((nn.Sequential(model[0], Poison(), model[1]), x), ValueError, "layer '2' hold NaN or infinity"),
         ((model, 3), TypeError, "data must be a tensor, a batch or an iterable of batches; got int"),
         ((nn.Linear(5, 5), x), ValueError, "Linear has no FFF layer"),
     ]:

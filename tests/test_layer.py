@@ -157,6 +157,18 @@ def test_temperature_scales_the_soft_pass_only():
     for bad in (0, -1, math.inf, math.nan):
         with pytest.raises(ValueError, match="temperature must be positive and finite"):
             layer.temperature = bad
+    with pytest.raises(ValueError, match=r"finite in torch.float16; got 100000.0"):
+        layer.half().temperature = 1e5
+
+
+def test_soft_is_the_training_pass_without_its_noise():
+    layer = make(depth=3)
+    x = torch.randn(20, 5, dtype=torch.float64)
+    expected = layer(x)
+    noisy = make(depth=3, dropout=0.5, transposition=0.5, decision="straight_through")
+    noisy.load_state_dict(layer.state_dict())
+    for mode in (noisy.train(), noisy.eval()):
+        torch.testing.assert_close(mode.soft(x), expected)
 
 
 def test_frozen_tree():

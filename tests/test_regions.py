@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -19,6 +20,16 @@ def test_usage_over_batches_is_the_sum():
     assert torch.equal(whole["0"].leaf_count, torch.bincount(model[0].route(x), minlength=4))
     torch.testing.assert_close(whole["0"].leaf_mass, model[0].mixture(x).sum(0))
     assert model.training
+
+
+def test_a_layer_that_no_data_reaches_is_an_error():
+    model = nn.Sequential(make(5, 6, depth=2))
+    model.unused = make(6, 3, depth=1)
+    model.forward = lambda x: model[0](x)
+    with pytest.raises(ValueError, match=r"reaches the FFF layers \['unused'\]"):
+        fastff.usage(model, torch.randn(4, 5, dtype=torch.float64))
+    with pytest.raises(ValueError, match="no sample"):
+        fastff.usage(model, iter([]))
 
 
 def test_share_and_leaves_used():

@@ -1,4 +1,4 @@
-"""The two questions that torch answers only through private functions, asked in one place."""
+"""The questions that torch answers only through private functions, asked in one place."""
 
 import torch
 
@@ -11,6 +11,11 @@ def in_backward() -> bool:
 def in_transform() -> bool:
     """Whether a torch.func transform (vmap, grad) is active: values cannot then steer Python, nor outlive it."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def has_escaped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to a torch.func transform that has ended, and can no longer be read."""
+    return not in_transform() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def in_eager() -> bool:

@@ -5,8 +5,10 @@ list whose first element is the input, as data sets yield (input, target). A Dat
 batches.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,11 +40,12 @@ def feed(model: nn.Module, batch: Any) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model without its compiled wrapper, in evaluation mode and without gradients; then every mode as it was."""
-    model = getattr(model, "_orig_mod", model)
+    """The model in evaluation mode, without gradients and not compiled; then everything as it was."""
     modes = {module: module.training for module in model.modules()}
+    # Compiled code runs no hook.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eager:
             yield model.eval()
     finally:
         for module, mode in modes.items():
@@ -52,11 +55,12 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 @contextmanager
 def watching(found: Mapping[str, FFF], see: Callable[[str, FFF, Tensor], None]) -> Iterator[None]:
     """Within the block, call see(name, layer, inputs) before each forward of these layers; inputs are (batch, in)."""
+
+    def hook(layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], name: str) -> None:
+        see(name, layer, (args[0] if args else kwargs["x"]).reshape(-1, layer.in_features))
+
     handles = [
-        layer.register_forward_pre_hook(
-            lambda module, args, name=name: see(name, module, args[0].reshape(-1, module.in_features))
-        )
-        for name, layer in found.items()
+        layer.register_forward_pre_hook(partial(hook, name=name), with_kwargs=True) for name, layer in found.items()
     ]
     try:
         yield
@@ -85,9 +89,13 @@ def reached(model: nn.Module, data: Any, samples: int) -> tuple[list[str], list[
             kept.append(batch)
             if len(seen) == len(found) and min(seen.values()) >= samples:
                 break
+    check_reached(found, seen)
+    return list(seen), kept
+
+
+def check_reached(found: Mapping[str, FFF], seen: Mapping[str, Any]) -> None:
     missing = [name for name in found if not seen.get(name)]
     if missing:
         raise ValueError(
             f"data holds no sample that reaches the FFF layers {missing}. Pass data that runs through them."
         )
-    return list(seen), kept

@@ -27,13 +27,18 @@ from .memory import recall
 
 def layers(model: nn.Module) -> dict[str, FFF]:
     """The FFF layers of a model by name; an error if there are none."""
-    found = {name: module for name, module in model.named_modules() if isinstance(module, FFF)}
+    found = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FFF)}
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no FFF layer. Put one in, as fastff.FFF(in_features, out_features, "
             "depth=..., leaf_width=...), or pass the model that has one."
         )
     return found
+
+
+def _plain(name: str) -> str:
+    """A module's name without what torch.compile puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] = "mean") -> Tensor:
@@ -90,7 +95,7 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
 def entropies(model: nn.Module) -> dict[str, Tensor]:
     """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name."""
     return {
-        name: bernoulli_entropy(logits).mean(0)
+        name: bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
         for name, (_, logits) in zip(layers(model), _last(model, differentiable=False), strict=True)
     }
 
@@ -139,11 +144,13 @@ class Schedule:
             raise ValueError(f"a {kind} schedule needs an end and at least 1 step; got end={end}, steps={steps}.")
         if kind == "exponential" and not (start > 0 and end is not None and end > 0):
             raise ValueError(f"an exponential schedule needs a positive start and end; got {start} and {end}.")
-        self.kind, self.start, self.end, self.steps = kind, start, start if end is None else end, steps
+        self.kind, self.start, self.steps = kind, start, steps
+        self.end = start if end is None or kind == "constant" else end
         self.count = 0
 
     @property
     def value(self) -> float:
+        """The number now."""
         if self.kind == "constant":
             return self.start
         if self.count >= self.steps:
@@ -156,6 +163,7 @@ class Schedule:
         return self.start + (self.end - self.start) * t
 
     def step(self) -> float:
+        """Advance by one and return the new value."""
         self.count += 1
         return self.value
 

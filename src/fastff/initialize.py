@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from . import tree as heap
 from .backends.reference import at_least_float32, node_logit
 from .capture import Enough, evaluating, feed, reached, watching
+from .hardening import layers
 from .layer import FFF
 
 
@@ -21,9 +22,8 @@ def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: 
     """Give every FFF layer of `model` a balanced random-median tree for `data`, and leave its leaves as they are.
 
     Args:
-        data: a batch (a tensor, a mapping, or a tuple whose first element is the input) or an iterable of batches
-        such as a
-            DataLoader. Layers are set in the order in which the data reaches them; later ones see the outputs of
+        data: a batch (a tensor, a mapping, or a tuple whose first element is the input) or an iterable of batches such
+            as a DataLoader. Layers are set in the order in which the data reaches them; later ones see the outputs of
             earlier ones.
         std: the standard deviation of a node's logits over the samples that reach it: how decisive the tree starts.
         samples: how many inputs of a layer are enough; batches past that are not read.
@@ -32,18 +32,24 @@ def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: 
         raise ValueError(f"std must be positive; got {std}.")
     if samples < 1:
         raise ValueError(f"samples must be at least 1; got {samples}.")
-    with evaluating(model) as model:
+    found = layers(model)
+    trees = [parameter for layer in found.values() for parameter in layer.tree_parameters()]
+    before = [parameter.detach().clone() for parameter in trees]
+    with evaluating(model):
         names, kept = reached(model, data, samples)
-        for name in names:
-            inputs = _inputs(model, name, kept)[:samples]
-            if not inputs.isfinite().all():
-                raise ValueError(
-                    f"the inputs of the FFF layer {name!r} hold NaN or infinity: its tree cannot be placed."
-                )
-            random_median_(model.get_submodule(name), inputs, std=std)  # type: ignore[arg-type]
+        try:
+            for name in names:
+                inputs = _inputs(model, name, found[name], kept)[:samples]
+                if not inputs.isfinite().all():
+                    raise ValueError(f"the inputs of the FFF layer {name!r} hold NaN or infinity; clean the data.")
+                random_median_(found[name], inputs, std=std)
+        except BaseException:
+            for parameter, value in zip(trees, before, strict=True):
+                parameter.copy_(value)
+            raise
 
 
-def _inputs(model: nn.Module, name: str, kept: list[Any]) -> Tensor:
+def _inputs(model: nn.Module, name: str, layer: FFF, kept: list[Any]) -> Tensor:
     """What reaches one layer: (samples, in)."""
     inputs: list[Tensor] = []
 
@@ -51,7 +57,7 @@ def _inputs(model: nn.Module, name: str, kept: list[Any]) -> Tensor:
         inputs.append(x.to(layer.node_weight.dtype))
         raise Enough
 
-    with watching({name: model.get_submodule(name)}, take):  # type: ignore[dict-item]
+    with watching({name: layer}, take):
         for batch in kept:
             with suppress(Enough):
                 feed(model, batch)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import activations, functional
 from . import tree as heap
 from .activations import Activation
+from .backends.reference import at_least_float32
 from .checks import allocate, check_int, check_probability
 from .functional import Leaves, Tree
 from .memory import remember
@@ -27,13 +28,12 @@ class FFF(nn.Module):
         node_width: hidden neurons of a node network; 1 makes a node linear, and its boundary a plane.
         activation: of the leaves (and inside nodes of node_width > 1): "relu", "gelu", "gelu_tanh", "silu", "tanh",
             "identity", an elementwise callable, or "swiglu" or "geglu" for gated leaves.
-        bias: whether leaves have biases. Nodes always do: they place the boundaries. dropout: on the hidden layer of
-        the leaves, in training. transposition: the probability, in training, that a node swaps the weights of its
-        children for a sample: a remedy
-            for localised overfitting.
-        decision: "soft" mixes the leaves in training; "straight_through" uses the leaf that evaluation would use,
-        with the
-            gradient of the soft mixture for the tree.
+        bias: whether leaves have biases. Nodes always do: they place the boundaries.
+        dropout: on the hidden layer of the leaves, in training.
+        transposition: the probability, in training, that a node swaps the weights of its children for a sample: a
+            remedy for localised overfitting.
+        decision: "soft" mixes the leaves in training; "straight_through" uses the leaf that evaluation would use, with
+            the gradient of the soft mixture for the tree.
 
     The parameters lie as inference reads them: node_weight (nodes, in), node_bias (nodes,), leaf_in_weight (leaves,
     l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves, out); with node_width n
@@ -105,7 +105,8 @@ class FFF(nn.Module):
             shapes, device, dtype, what=f"FFF(depth={depth}, leaf_width={leaf_width})"
         ).items():
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor))
-        self.register_buffer("_temperature", torch.ones((), device=device, dtype=dtype))
+        wide = at_least_float32(dtype or torch.get_default_dtype())
+        self.register_buffer("_temperature", torch.ones((), device=device, dtype=wide))
         self._logits: Tensor | None = None
         self._mixture: Tensor | None = None
         self.reset_parameters()
@@ -136,6 +137,11 @@ class FFF(nn.Module):
         remember(self, _logits=logits, _mixture=mixture.detach())
         return output
 
+    def soft(self, x: Tensor) -> Tensor:
+        """The soft pass, in any mode, without dropout, transposition and straight-through decisions."""
+        tree, leaves, temperature = self._tree, self._leaves, self._temperature
+        return functional.soft(x, tree, leaves, activation=self.activation, temperature=temperature).output
+
     def route(self, x: Tensor) -> Tensor:
         """The leaf that evaluation uses: (...,) int64."""
         return functional.route(x, self._tree, activation=self.activation)
@@ -150,26 +156,32 @@ class FFF(nn.Module):
 
     @property
     def num_leaves(self) -> int:
+        """2**depth."""
         return heap.num_leaves(self.depth)
 
     @property
     def num_nodes(self) -> int:
+        """2**depth - 1."""
         return heap.num_nodes(self.depth)
 
     @property
     def training_width(self) -> int:
+        """The leaf neurons: 2**depth * leaf_width."""
         return self.num_leaves * self.leaf_width
 
     @property
     def training_size(self) -> int:
+        """All neurons, those of the nodes too."""
         return self.num_nodes * self.node_width + self.training_width
 
     @property
     def inference_width(self) -> int:
+        """The leaf neurons that one input uses: leaf_width."""
         return self.leaf_width
 
     @property
     def inference_size(self) -> int:
+        """All neurons that one input uses: depth * node_width + leaf_width."""
         return self.depth * self.node_width + self.leaf_width
 
     @property
@@ -179,8 +191,8 @@ class FFF(nn.Module):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        if not value > 0 or math.isinf(value):
-            raise ValueError(f"temperature must be positive and finite; got {value}.")
+        if not 0 < value <= torch.finfo(self._temperature.dtype).max:
+            raise ValueError(f"temperature must be positive and finite in {self._temperature.dtype}; got {value}.")
         self._temperature.fill_(value)
 
     def freeze_tree_(self) -> "FFF":
@@ -190,14 +202,17 @@ class FFF(nn.Module):
         return self
 
     def unfreeze_tree_(self) -> "FFF":
+        """Let the boundaries train again."""
         for parameter in self.tree_parameters():
             parameter.requires_grad_(True)
         return self
 
     def tree_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the nodes; the first dimension counts them."""
         return [p for name, p in self.named_parameters(recurse=False) if name.startswith("node_")]
 
     def leaf_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the leaves; the first dimension counts them."""
         return [p for name, p in self.named_parameters(recurse=False) if name.startswith("leaf_")]
 
     @property

@@ -10,7 +10,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from ._torch import in_backward, in_eager
+from ._torch import has_escaped, in_backward, in_eager, in_transform
 
 
 def remember(layer: nn.Module, **tensors: Tensor) -> None:
@@ -32,7 +32,13 @@ def recall(layer: nn.Module, name: str, label: str, differentiable: bool) -> Ten
         raise RuntimeError(
             f"{label} has had no training forward yet. Call model.train() and run the model on a batch first."
         )
-    if differentiable and torch.is_grad_enabled() and not tensor.requires_grad:
+    if in_eager() and has_escaped(tensor):
+        raise RuntimeError(
+            f"the last training forward of {label} ran inside torch.func (vmap, grad), which has ended. Compute the "
+            "losses inside it, or run the model once more outside."
+        )
+    # Inside vmap a tensor does not show whether a gradient is recorded outside of it.
+    if differentiable and torch.is_grad_enabled() and not tensor.requires_grad and not in_transform():
         raise RuntimeError(
             f"the last training forward of {label} has no gradient to give: backward has been through it, or it ran "
             "under torch.no_grad() or reentrant checkpointing. Compute the losses before backward, checkpoint with "

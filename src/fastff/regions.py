@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .backends import select
 from .backends.reference import one_hot
-from .capture import batches, evaluating, feed, watching
+from .capture import batches, check_reached, evaluating, feed, watching
 from .hardening import _last, layers
 from .layer import FFF
 
@@ -55,10 +55,12 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
         part = _usage(layer.node_logits(x) * layer._temperature)
         total[name] = total[name] + part if name in total else part
 
-    with evaluating(model) as model, watching(layers(model), see):
+    found = layers(model)
+    with evaluating(model), watching(found, see):
         for batch in batches(data):
             feed(model, batch)
-    return total
+    check_reached(found, {name: part.samples for name, part in total.items()})
+    return {name: total[name] for name in found}
 
 
 def _usage(logits: Tensor) -> Usage:

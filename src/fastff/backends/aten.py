@@ -115,13 +115,12 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
     # Grouping reads the leaf numbers, which a tracer does not have and a GPU would have to stop for.
     if not in_eager() or x.device.type != "cpu" or x.shape[0] == 0:
         return reference.visit(x, leaf, leaves, activation)
-    counts = torch.bincount(leaf, minlength=leaves.in_weight.shape[0]).tolist()
-    used = [(j, count) for j, count in enumerate(counts) if count]
-    if len(used) == 1:
-        return _one_leaf(x, used[0][0], leaves, activation)
-    order = leaf.argsort(stable=True)
-    groups = x[order].split([count for _, count in used])
-    y = torch.cat([_one_leaf(group, j, leaves, activation) for (j, _), group in zip(used, groups, strict=True)])
+    if x.shape[0] == 1:
+        return _one_leaf(x, int(leaf), leaves, activation)
+    leaf, order = leaf.sort()
+    used, counts = leaf.unique_consecutive(return_counts=True)
+    groups = zip(used.tolist(), x[order].split(counts.tolist()), strict=True)
+    y = torch.cat([_one_leaf(group, j, leaves, activation) for j, group in groups])
     return y[order.argsort()]
 
 
