@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._torch import in_eager
+from ._torch import has_escaped, in_eager
 from .backends.reference import at_least_float32
 from .hardening import _log_reach, layers
 from .layer import FFF
@@ -106,7 +106,7 @@ class _Local(torch.optim.Optimizer):
         graded = {group["layer"] for group in self.param_groups if any(p.grad is not None for p in group["params"])}
         for name, layer in self._layers.items():
             mixture = layer._mixture
-            if mixture is not None and mixture is not self._known[name]():
+            if mixture is not None and mixture is not self._known[name]() and not has_escaped(mixture):
                 # A compiled forward runs no hook; what it left on the layer is counted here: the last forward alone.
                 self._seen[name] = self._seen[name] or {0: _counts(layer, mixture)}
                 self._known[name] = weakref.ref(mixture)
