@@ -19,9 +19,14 @@ from .. import tree as heap
 from .._torch import in_eager
 from ..activations import Activation, function
 from . import reference
-from .reference import Leaves, Tree, leaf_hidden, node_logits, one_hot, walk
+from .reference import Leaves, Tree, node_logits, one_hot, walk
 
 __all__ = ["leaf_hidden", "mix", "mixture", "node_logits", "route", "visit", "walk"]
+
+
+def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
+    # relu's derivative needs its output alone, so it may write over its input.
+    return reference.leaf_hidden(x, leaves, torch.relu_ if activation == "relu" else activation)
 
 
 def mixture(logits: Tensor, straight_through: bool = False) -> Tensor:
@@ -34,12 +39,15 @@ def mix(hidden: Tensor, weights: Tensor, leaves: Leaves) -> Tensor:
 
 
 class _Mixture(torch.autograd.Function):
+    """Works on (nodes, batch): the innermost loop then runs over the batch and not over pairs of children."""
+
     generate_vmap_rule = True
 
     @staticmethod
     def forward(logits: Tensor, straight_through: bool) -> Tensor:
-        weights = reference.mixture(logits)
-        return one_hot(walk(logits), weights.shape[-1], weights.dtype) if straight_through else weights
+        if straight_through:
+            return one_hot(walk(logits), logits.shape[-1] + 1, logits.dtype)
+        return _soft_weights(_branches(logits)).mT.contiguous()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -49,20 +57,32 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logits, weights = ctx.saved_tensors
-        if ctx.straight_through:
-            weights = reference.mixture(logits)
+        branch = _branches(logits)
         depth = heap.depth_of(weights.shape[-1])
         if depth == 0:
             return torch.zeros_like(logits), None
-        subtree = weights * grad  # (batch, leaves), then level by level up
+        weights = _soft_weights(branch) if ctx.straight_through else weights.mT
+        subtree = weights * grad.mT  # (leaves, batch), then level by level up
         children = []
         for _ in range(depth):
-            pairs = subtree.unflatten(-1, (-1, 2))  # (batch, 2**m, 2): sums below the left and the right child
+            pairs = subtree.unflatten(0, (-1, 2))  # (2**m, 2, batch): sums below the left and the right child
             children.append(pairs)
-            subtree = pairs.sum(-1)
-        below = torch.cat(children[::-1], -2)  # (batch, nodes, 2), in heap order
-        branch = reference.branches(logits)
-        return branch[..., 0] * below[..., 1] - branch[..., 1] * below[..., 0], None
+            subtree = pairs[:, 0] + pairs[:, 1]
+        below = torch.cat(children[::-1])  # (nodes, 2, batch), in heap order
+        return (branch[:, 0] * below[:, 1] - branch[:, 1] * below[:, 0]).mT, None
+
+
+def _branches(logits: Tensor) -> Tensor:
+    """The weights of the left and the right child of every node: (nodes, 2, batch)."""
+    return torch.sigmoid(torch.stack([-logits.mT, logits.mT], 1))
+
+
+def _soft_weights(branch: Tensor) -> Tensor:
+    """The weight of every leaf: (leaves, batch)."""
+    weights = branch.new_ones(1, branch.shape[-1])
+    for m in range(heap.depth_of(len(branch) + 1)):
+        weights = (weights.unsqueeze(1) * branch[heap.level(m)]).flatten(0, 1)  # (2**(m+1), batch)
+    return weights
 
 
 class _Mix(torch.autograd.Function):
@@ -82,20 +102,22 @@ class _Mix(torch.autograd.Function):
         hidden, weights, out_weight, out_bias = ctx.saved_tensors
         need_hidden, need_weights, need_out_weight, need_out_bias = ctx.needs_input_grad
         d_hidden = d_weights = d_out_weight = d_out_bias = None
+        product = None
         if need_out_weight:
-            product = (hidden * weights.unsqueeze(-1)).flatten(1)
-            d_out_weight = (product.mT @ grad).unflatten(0, out_weight.shape[:2])
-            del product
+            product = hidden * weights.unsqueeze(-1)
+            d_out_weight = (product.flatten(1).mT @ grad).unflatten(0, out_weight.shape[:2])
         if need_out_bias:
             d_out_bias = weights.mT @ grad
         if need_hidden or need_weights:
             d_product = (grad @ out_weight.flatten(0, 1).mT).unflatten(-1, out_weight.shape[:2])  # (batch, leaves, l)
+            # New memory of this size costs a CPU more than the arithmetic: where nobody looks, write over the old.
+            in_place = in_eager() and not torch.is_grad_enabled()
             if need_weights:
-                d_weights = (d_product * hidden).sum(-1)
+                d_weights = torch.mul(d_product, hidden, out=product if in_place else None).sum(-1)
                 if out_bias is not None:
                     d_weights = d_weights + grad @ out_bias.mT
             if need_hidden:
-                d_hidden = d_product * weights.unsqueeze(-1)
+                d_hidden = torch.mul(d_product, weights.unsqueeze(-1), out=d_product if in_place else None)
         return d_hidden, d_weights, d_out_weight, d_out_bias
 
 
