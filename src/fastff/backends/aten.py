@@ -121,9 +121,11 @@ class _Mix(torch.autograd.Function):
         return d_hidden, d_weights, d_out_weight, d_out_bias
 
 
-# Up to so many nodes per level, the logits of all nodes in one product beat a gather of the visited rows
-# (2 cores of a Xeon, 768 inputs; see results/).
+# Where one way becomes faster than the other, on 2 cores of a Xeon. Up to so many nodes per level, the logits of all
+# nodes in one product beat a gather of the rows that are visited;
 _NODES_PER_LEVEL = 64
+# up to so many weights copied per leaf, a gather of the leaves' weights beats a product for each leaf.
+_COPIED_PER_LEAF = 2**14
 
 
 def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
@@ -135,9 +137,14 @@ def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     # Grouping reads the leaf numbers, which a tracer does not have and a GPU would have to stop for.
-    if not in_eager() or x.device.type != "cpu" or x.shape[0] == 0:
+    batch, weight = x.shape[0], leaves.in_weight[0].numel() + leaves.out_weight[0].numel()
+    if (
+        not in_eager()
+        or x.device.type != "cpu"
+        or batch * weight <= _COPIED_PER_LEAF * min(batch, len(leaves.in_weight))
+    ):
         return reference.visit(x, leaf, leaves, activation)
-    if x.shape[0] == 1:
+    if batch == 1:
         return _one_leaf(x, int(leaf), leaves, activation)
     leaf, order = leaf.sort()
     used, counts = leaf.unique_consecutive(return_counts=True)
