@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -129,6 +130,25 @@ def test_initialisation(name, fan):
     layer.reset_parameters()
     assert not torch.equal(values, before)
     assert layer.temperature == 1
+
+
+def test_integers_of_numpy_are_integers():
+    layer = fastff.FFF(np.int64(6), np.int32(5), depth=np.int64(2), leaf_width=np.uint8(3))
+    assert [type(value) for value in (layer.in_features, layer.depth, layer.leaf_width)] == [int] * 3
+    assert layer(torch.randn(4, 6)).shape == (4, 5)
+
+
+def test_a_large_gather_is_split(monkeypatch):
+    """As on a GPU, where the leaves' weights are copied for each sample: never for too many samples at a time."""
+    layer = make(6, 5, depth=3, leaf_width=2).eval()
+    x = torch.randn(23, 6, dtype=torch.float64)
+    expected = layer(x)
+    calls = []
+    visit = fastff.backends.reference.visit
+    monkeypatch.setattr(fastff.backends.aten, "_COPIED", 7 * 22)
+    monkeypatch.setattr(fastff.backends.reference, "visit", lambda x, *rest: calls.append(len(x)) or visit(x, *rest))
+    torch.testing.assert_close(layer(x), expected)
+    assert calls == [8, 8, 7]
 
 
 def test_sizes():

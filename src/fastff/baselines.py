@@ -39,12 +39,11 @@ class FF(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_int("in_features", in_features, 1)
-        check_int("out_features", out_features, 1)
-        check_int("width", width, 1)
+        self.in_features = check_int("in_features", in_features, 1)
+        self.out_features = check_int("out_features", out_features, 1)
+        self.width = check_int("width", width, 1)
         check_probability("dropout", dropout)
         activations.check(activation)
-        self.in_features, self.out_features, self.width = in_features, out_features, width
         self.activation, self.dropout = activation, float(dropout)
         self.up = nn.Linear(in_features, width, bias, device=device, dtype=dtype)
         gated = activations.is_gated(activation)
@@ -98,16 +97,15 @@ class MoE(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in [("in_features", in_features), ("out_features", out_features), ("num_experts", num_experts)]:
-            check_int(name, value, 1)
-        check_int("expert_width", expert_width, 1)
-        check_int("k", k, 1)
+        self.in_features = in_features = check_int("in_features", in_features, 1)
+        self.out_features = out_features = check_int("out_features", out_features, 1)
+        self.num_experts = num_experts = check_int("num_experts", num_experts, 1)
+        self.expert_width = expert_width = check_int("expert_width", expert_width, 1)
+        self.k = k = check_int("k", k, 1)
         if k > num_experts:
             raise ValueError(f"k must be at most num_experts={num_experts}; got {k}.")
         check_probability("dropout", dropout)
         activations.check(activation)
-        self.in_features, self.out_features = in_features, out_features
-        self.num_experts, self.expert_width, self.k = num_experts, expert_width, k
         self.activation, self.dropout = activation, float(dropout)
         gated = activations.is_gated(activation)
         hidden = (num_experts, expert_width)

@@ -1,18 +1,23 @@
 """Argument checks shared by the layers: each error names the constraint, the value and the remedy."""
 
 import math
+import operator
 import os
 from collections.abc import Mapping
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
 
-def check_int(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_int(name: str, value: SupportsIndex, least: int) -> int:
+    """The value as an int (numpy's integers are welcome), if it is one and not less than that."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} must be an integer; got {value!r} of type {type(value).__name__}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}; got {value}.")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}; got {number}.")
+    return number
 
 
 def check_probability(name: str, value: float) -> None:

@@ -44,10 +44,12 @@ def _plain(name: str) -> str:
 def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] = "mean") -> Tensor:
     """The entropy of the decisions in the last training forward, summed over the FFF layers of `model`.
 
-    "mean": over samples and nodes. "sum": over samples and nodes, the paper's formula to the letter; it grows with
-    the batch and with 2**depth, so the paper's h of 3 to 10 fits "mean", which the authors' code computes. "path": a
-    node counts for a sample by the probability that the sample reaches it, averaged over samples; this is the entropy
-    of the mixture.
+    "mean": over samples and nodes. The paper's h of 3 to 10 fits this one, which the authors' code computes.
+
+    "sum": over samples and nodes, the paper's formula to the letter; it grows with the batch and with 2**depth.
+
+    "path": a node counts for a sample by the probability that the sample reaches it, averaged over samples; this is
+    the entropy of the mixture.
     """
     if reduction not in ("mean", "sum", "path"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'path'; got {reduction!r}.")
@@ -66,10 +68,11 @@ def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] =
 def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
     """How unevenly the last training forward used the tree, summed over the FFF layers of `model`.
 
-    "node": with a the share of node i's samples that go right, the sum over nodes of -2**-level (log a + log(1 - a))
-    / 2, which is depth * log 2 when every node halves its samples. "leaf": as in the Switch transformer, leaves *
-    sum_j f_j m_j, with f_j the share of samples that the hard pass sends to leaf j and m_j the mean soft weight of
-    leaf j; 1 when both are uniform.
+    "node": the sum over nodes of -(log a + log(1 - a)) / 2**(level + 1), with a the share of a node's samples that go
+    right; it is depth * log 2 when every node halves its samples, and more otherwise.
+
+    "leaf": as in the Switch transformer, the number of leaves times the sum over leaves of f * m, with f the share of
+    samples that the hard pass sends to a leaf and m its mean soft weight; 1 when both are uniform.
     """
     if kind not in ("node", "leaf"):
         raise ValueError(f"kind must be 'node' or 'leaf'; got {kind!r}.")
@@ -87,7 +90,7 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
             right = torch.logsumexp(reach + F.logsigmoid(logits), 0)  # (nodes,)
             left = torch.logsumexp(reach + F.logsigmoid(-logits), 0)
             uneven = torch.logaddexp(right, left) - (right + left) / 2  # -(log a + log(1 - a)) / 2
-            losses.append(sum((uneven[heap.level(m)].mean() for m in range(layer.depth)), logits.sum() * 0))
+            losses.append(sum((uneven[heap.level(m)].mean() for m in range(layer.depth)), logits.new_zeros(())))
     return torch.stack(losses).sum()
 
 

@@ -70,18 +70,16 @@ class FFF(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_int("in_features", in_features, 1)
-        check_int("out_features", out_features, 1)
-        check_int("depth", depth, 0)
-        check_int("leaf_width", leaf_width, 1)
-        check_int("node_width", node_width, 1)
+        self.in_features = in_features = check_int("in_features", in_features, 1)
+        self.out_features = out_features = check_int("out_features", out_features, 1)
+        self.depth = depth = check_int("depth", depth, 0)
+        self.leaf_width = leaf_width = check_int("leaf_width", leaf_width, 1)
+        self.node_width = node_width = check_int("node_width", node_width, 1)
         check_probability("dropout", dropout)
         check_probability("transposition", transposition)
         activations.check(activation)
         if decision not in ("soft", "straight_through"):
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
-        self.in_features, self.out_features = in_features, out_features
-        self.depth, self.leaf_width, self.node_width = depth, leaf_width, node_width
         self.activation = activation
         self.bias = bool(bias)
         self.dropout, self.transposition = float(dropout), float(transposition)

@@ -1,8 +1,7 @@
-"""What a training forward leaves behind for the losses: tensors on the layer, with their graph until backward is
-through.
+"""What a training forward leaves behind for the losses.
 
-Held on the layer as plain attributes, so that torch.compile can write them. Not part of the state: neither saved nor
-copied.
+Tensors on the layer, as plain attributes, so that torch.compile can write them; with their graph until backward is
+through, with their values after that. They are not part of the state: neither saved nor copied.
 """
 
 import weakref
@@ -25,8 +24,7 @@ def remember(layer: nn.Module, **tensors: Tensor) -> None:
 
 
 def recall(layer: nn.Module, name: str, label: str, differentiable: bool) -> Tensor:
-    """What the last training forward left; an error if there was none, or if a gradient is wanted that it cannot
-    give."""
+    """What the last training forward left; an error if there was none, or it cannot give the gradient wanted."""
     tensor: Tensor | None = getattr(layer, name)
     if tensor is None:
         raise RuntimeError(

@@ -126,6 +126,8 @@ class _Mix(torch.autograd.Function):
 _NODES_PER_LEVEL = 64
 # up to so many weights copied per leaf, a gather of the leaves' weights beats a product for each leaf.
 _COPIED_PER_LEAF = 2**14
+# And so many weights at most are copied at a time, to bound the memory.
+_COPIED = 2**27
 
 
 def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
@@ -136,14 +138,13 @@ def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
-    # Grouping reads the leaf numbers, which a tracer does not have and a GPU would have to stop for.
-    batch, weight = x.shape[0], leaves.in_weight[0].numel() + leaves.out_weight[0].numel()
-    if (
-        not in_eager()
-        or x.device.type != "cpu"
-        or batch * weight <= _COPIED_PER_LEAF * min(batch, len(leaves.in_weight))
-    ):
+    if not in_eager():
         return reference.visit(x, leaf, leaves, activation)
+    batch, weight = x.shape[0], leaves.in_weight[0].numel() + leaves.out_weight[0].numel()
+    # Grouping reads the leaf numbers, which a GPU would have to stop for.
+    if x.device.type != "cpu" or batch * weight <= _COPIED_PER_LEAF * min(batch, len(leaves.in_weight)):
+        parts = zip(x.split(_COPIED // weight + 1), leaf.split(_COPIED // weight + 1), strict=True)
+        return torch.cat([reference.visit(part, at, leaves, activation) for part, at in parts])
     if batch == 1:
         return _one_leaf(x, int(leaf), leaves, activation)
     leaf, order = leaf.sort()
