@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import torch
+from torch import nn
 
 import fastff
 
@@ -26,3 +27,8 @@ def state(layer):
 
 def relative_error(value, exact):
     return ((value.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
+
+
+def two_layers():
+    """A model with two FFF layers, named "0" and "2"."""
+    return nn.Sequential(make(5, 6, depth=2), nn.Tanh(), make(6, 3, depth=3))

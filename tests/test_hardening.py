@@ -1,4 +1,3 @@
-import gc
 import math
 
 import hypothesis.strategies as st
@@ -10,7 +9,7 @@ from torch import nn
 import fastff
 import oracle
 from fastff.hardening import bernoulli_entropy
-from helpers import make, state
+from helpers import make, state, two_layers
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 REDUCTIONS = ["mean", "sum", "path"]
@@ -104,10 +103,6 @@ def test_gradients_of_the_losses(loss):
     assert torch.autograd.gradcheck(run, layer.node_weight.detach().clone().requires_grad_())
 
 
-def two_layers():
-    return nn.Sequential(make(5, 6, depth=2), nn.Tanh(), nn.ModuleDict({"ff": make(6, 3, depth=3)})["ff"])
-
-
 def test_sums_over_the_layers_of_a_model():
     model = two_layers()
     model(torch.randn(9, 5, dtype=torch.float64))
@@ -115,60 +110,6 @@ def test_sums_over_the_layers_of_a_model():
         torch.testing.assert_close(loss(model), loss(model[0]) + loss(model[2]))
     assert list(fastff.entropies(model)) == ["0", "2"]
     assert [len(value) for value in fastff.entropies(model).values()] == [3, 7]
-
-
-def test_no_graph_is_kept_after_backward():
-    """Neither when the losses were used, nor when they were not; the values stay, for logging."""
-    model = two_layers()
-    x = torch.randn(9, 5, dtype=torch.float64)
-    for use in (True, False):
-        y = model(x)
-        loss = y.square().sum() + (fastff.hardening_loss(model) if use else 0)
-        loss.backward()
-        assert all(layer._logits.grad_fn is None for layer in (model[0], model[2]))
-        assert len(fastff.entropies(model)) == 2
-        with torch.no_grad():
-            assert fastff.hardening_loss(model) > 0
-        with pytest.raises(RuntimeError, match="the FFF layer '0' has no gradient to give: backward has been through"):
-            fastff.hardening_loss(model)
-
-
-def test_the_graph_is_freed_with_its_output():
-    """The layer must not keep the activations of other layers alive once backward is done: no tensor is left over."""
-
-    def tensors():
-        gc.collect()
-        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
-
-    model = two_layers()
-    x = torch.randn(9, 5, dtype=torch.float64)
-
-    def step():
-        (model(x).sum() + fastff.hardening_loss(model)).backward()
-
-    step()
-    before = tensors()
-    for _ in range(3):
-        step()
-    assert tensors() <= before
-
-
-def test_earlier_forwards_do_not_release_later_ones():
-    """Two micro-batches in flight: backward through the first leaves the second's losses alone."""
-    layer = make(depth=2)
-    first = layer(torch.randn(4, 5, dtype=torch.float64)).sum()
-    layer(torch.randn(4, 5, dtype=torch.float64))
-    first.backward()
-    fastff.hardening_loss(layer).backward()
-
-
-def test_create_graph_keeps_the_losses_usable():
-    """A gradient penalty runs autograd through the layer before the losses are read."""
-    layer = make(depth=2)
-    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
-    (slope.square().sum() + fastff.hardening_loss(layer)).backward()
-    assert layer.node_weight.grad.isfinite().all()
 
 
 def test_accumulation_equals_one_large_batch():
@@ -183,36 +124,6 @@ def test_accumulation_equals_one_large_batch():
     layer(x)
     fastff.hardening_loss(layer).backward()
     torch.testing.assert_close(ours, layer.node_weight.grad)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_checkpointing(compiled):
-    """The losses through a checkpointed forward have the same gradient, and the recomputation leaves nothing behind."""
-    torch._dynamo.reset()
-    model = two_layers()
-    x = torch.randn(9, 5, dtype=torch.float64)
-    (model(x).square().sum() + fastff.hardening_loss(model)).backward()
-    expected = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-
-    def run(x):
-        return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
-
-    with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True):
-        y = torch.compile(run, backend="aot_eager", fullgraph=True)(x) if compiled else run(x)
-        (y.square().sum() + fastff.hardening_loss(model)).backward()
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
-    assert all(layer._logits.grad_fn is None for layer in (model[0], model[2]))
-
-
-def test_reentrant_checkpointing_is_refused_by_the_losses():
-    """Its forward has no graph, so a loss would silently have no gradient."""
-    layer = make(depth=2)
-    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
-    with pytest.raises(RuntimeError, match="use_reentrant=False"):
-        fastff.hardening_loss(layer)
 
 
 @pytest.mark.parametrize("whole_step", [False, True])
@@ -261,25 +172,6 @@ def test_losses_inside_an_ensemble():
         layer(x)
         (expected,) = torch.autograd.grad(all_losses(layer), layer.node_weight)
         torch.testing.assert_close(grads["node_weight"][i], expected)
-
-
-def test_ensembles_without_an_inner_gradient():
-    """Inside a bare vmap requires_grad reads False although autograd outside records: that is no missing gradient."""
-    layers = [make(depth=2) for _ in range(3)]
-    parameters, buffers = torch.func.stack_module_state(layers)
-    x = torch.randn(7, 5, dtype=torch.float64)
-
-    def loss(parameters, buffers):
-        torch.func.functional_call(layers[0], (parameters, buffers), (x,))
-        return fastff.hardening_loss(layers[0])
-
-    torch.func.vmap(loss)(parameters, buffers).sum().backward()
-    layers[1](x)
-    (expected,) = torch.autograd.grad(fastff.hardening_loss(layers[1]), layers[1].node_weight)
-    torch.testing.assert_close(parameters["node_weight"].grad[1], expected)
-    for read in (fastff.hardening_loss, fastff.entropies, fastff.usage):
-        with pytest.raises(RuntimeError, match=r"ran inside torch.func \(vmap, grad\), which has ended"):
-            read(layers[0])
 
 
 def test_names_are_those_of_the_model_compiled_or_not():

@@ -1,0 +1,59 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fastff.capture import batches, evaluating, feed, watching
+from helpers import make, two_layers
+
+
+class Echo(nn.Module):
+    def forward(self, *args, **kwargs):
+        self.seen = (args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seen"),
+    [
+        (torch.tensor(1), ((1,), {})),
+        ((torch.tensor(1), torch.tensor(2)), ((1,), {})),
+        ([torch.tensor(1), torch.tensor(2)], ((1,), {})),
+        ({"pixels": torch.tensor(1), "scale": 2}, ((), {"pixels": 1, "scale": 2})),
+        ("text", (("text",), {})),
+    ],
+)
+def test_what_a_model_is_fed(batch, seen):
+    model = Echo()
+    feed(model, batch)
+    assert model.seen == seen
+
+
+def test_a_loader_yields_batches_and_a_batch_is_one():
+    assert [len(batch) for batch in batches(DataLoader(torch.zeros(5, 2), batch_size=2))] == [2, 2, 1]
+    assert len(list(batches((torch.zeros(5, 2), torch.zeros(5))))) == 1
+    with pytest.raises(TypeError, match="got float"):
+        batches(1.0)
+
+
+def test_modes_come_back_after_an_error():
+    model = two_layers()
+    model[0].eval()
+    seen = []
+    with pytest.raises(KeyError), evaluating(model):
+        seen.append(model[2].training) or {}["missing"]
+    assert seen == [False]
+    assert [module.training for module in model] == [False, True, True]
+
+
+def test_watching_a_compiled_model():
+    """Compiled code runs no hook, so the model is run eagerly while it is watched."""
+    model = make(depth=2)
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(3, 2, 5, dtype=torch.float64)
+    compiled(x)
+    compiled.eval()(x)
+    seen = []
+    with evaluating(compiled), watching({"": model}, lambda name, layer, inputs: seen.append(inputs)):
+        compiled(x)
+    assert torch.equal(seen[0], x.reshape(6, 5))
+    assert not model._forward_pre_hooks
