@@ -103,6 +103,22 @@ def test_losses_train_the_gate_and_keep_no_graph():
         fastff.load_loss(model)
 
 
+def test_no_graph_is_kept_where_the_losses_are_not_used():
+    layer = random_moe(k=2)
+    layer(torch.randn(30, 5, dtype=torch.float64)).sum().backward()
+    assert layer._importance.grad_fn is None
+    assert layer._load.grad_fn is None
+    for loss in (fastff.importance_loss, fastff.load_loss):
+        with pytest.raises(RuntimeError, match="backward has been through it"):
+            loss(layer)
+
+
+def test_losses_of_an_empty_batch_are_0():
+    layer = random_moe(k=2)
+    layer(torch.randn(0, 5, dtype=torch.float64))
+    assert fastff.importance_loss(layer) == fastff.load_loss(layer) == 0
+
+
 def test_losses_balance_the_load():
     """Gradient descent on the two losses alone evens out a gate that prefers one expert."""
     layer = random_moe(k=2)

@@ -35,6 +35,18 @@ def test_a_loader_yields_batches_and_a_batch_is_one():
         batches(1.0)
 
 
+def test_a_list_of_batches_is_read_whole():
+    """It was taken for one batch [input, target], and all but its first element left out without a word."""
+    x, y = torch.randn(6, 2), torch.zeros(6, dtype=torch.int64)
+    assert len(list(batches(list(x.split(2))))) == 3
+    assert len(list(batches([(x, y), (x, y)]))) == 2
+    assert len(list(batches([{"x": x}, {"x": x}]))) == 2
+    assert len(list(batches([x, y]))) == 1  # what next(iter(loader)) gives
+    assert len(list(batches([y, y]))) == 1  # such as token numbers and a mask
+    with pytest.raises(ValueError, match="data is an empty list"):
+        batches([])
+
+
 def test_modes_come_back_after_an_error():
     model = two_layers()
     model[0].eval()

@@ -16,6 +16,24 @@ def test_soft_returns_what_the_losses_need():
     torch.testing.assert_close(mixture, layer.mixture(x).reshape(14, 8))
 
 
+def test_arguments_that_do_not_fit():
+    layer, gated = make(depth=2), make(depth=2, activation="swiglu")
+    x = torch.randn(3, 5, dtype=torch.float64)
+    for run in (functional.soft, functional.hard):
+        with pytest.raises(ValueError, match="activation 'swiglu' needs leaves with a gate_weight"):
+            run(x, layer._tree, layer._leaves, activation="swiglu")
+        with pytest.raises(ValueError, match="activation 'relu' needs leaves with no gate_weight"):
+            run(x, gated._tree, gated._leaves)
+        with pytest.raises(ValueError, match="a tree of 3 nodes has one leaf more; got 8 leaves"):
+            run(x, layer._tree, make(depth=3)._leaves)
+        with pytest.raises(ValueError, match="activation must be one of"):
+            run(x, layer._tree, layer._leaves, activation="foo")
+    with pytest.raises(ValueError, match="transposition is a probability"):
+        functional.soft(x, layer._tree, layer._leaves, transposition=2.0)
+    with pytest.raises(ValueError, match=r"temperature must be positive; got -1.0"):
+        functional.soft(x, layer._tree, layer._leaves, temperature=-1.0)
+
+
 def test_parts_compose_to_the_hard_pass():
     layer = make(depth=3, activation="silu")
     x = torch.randn(9, 5, dtype=torch.float64)

@@ -185,6 +185,9 @@ def test_names_are_those_of_the_model_compiled_or_not():
 
 def test_errors():
     plain = nn.Linear(3, 3)
+    for wrong in (None, plain.parameters()):
+        with pytest.raises(TypeError, match=r"expected a model, an nn.Module; got .* Pass the model itself"):
+            fastff.hardening_loss(wrong)
     for function in (fastff.hardening_loss, fastff.balance_loss, fastff.entropies, fastff.usage):
         with pytest.raises(ValueError, match="Linear has no FFF layer"):
             function(plain)
@@ -241,6 +244,12 @@ def test_schedule_errors():
         fastff.Schedule("linear", 1.0)
     with pytest.raises(ValueError, match="positive start and end"):
         fastff.Schedule("exponential", 0.0, 1.0, steps=3)
+    with pytest.raises(ValueError, match="finite start to a finite end; got nan"):
+        fastff.Schedule("linear", math.nan, 1.0, steps=3)
+    with pytest.raises(TypeError, match=r"steps must be an integer; got 2.5"):
+        fastff.Schedule("linear", 0.0, 1.0, steps=2.5)
+    with pytest.raises(ValueError, match=r"state has kind, start, .*; got nothing"):
+        fastff.Schedule("constant", 1.0).load_state_dict({})
 
 
 def test_set_temperature():

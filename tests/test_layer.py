@@ -54,6 +54,15 @@ def test_fast_derivative_equals_autograd(decision):
             torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_batched_gradients():
+    """autograd.grad(..., is_grads_batched=True), as vectorised Jacobians use it."""
+    layer = make(3, 2, depth=2, leaf_width=2, activation="tanh")
+    x = torch.randn(3, dtype=torch.float64)
+    expected = torch.autograd.functional.jacobian(layer, x)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(layer, x, vectorize=True), expected)
+    torch.testing.assert_close(torch.func.jacrev(layer)(x), expected)
+
+
 def test_second_derivatives():
     layer = make(3, 2, depth=2, leaf_width=2, activation="tanh")
     x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
@@ -174,7 +183,7 @@ def test_temperature_scales_the_soft_pass_only():
     assert soft[0] > soft[1] > soft[2]
     assert soft[2] < 1e-8
     assert torch.equal(layer.state_dict()["_temperature"], torch.tensor(1e6, dtype=torch.float64))
-    for bad in (0, -1, math.inf, math.nan):
+    for bad in (0, -1, math.inf, math.nan, 1e-310):
         with pytest.raises(ValueError, match="temperature must be positive and finite"):
             layer.temperature = bad
     with pytest.raises(ValueError, match=r"finite in torch.float16; got 100000.0"):
@@ -364,6 +373,14 @@ def test_meta_device():
     small = fastff.FFF(6, 5, depth=2, leaf_width=3, device="meta", dtype=torch.bfloat16).to_empty(device="cpu")
     small.reset_parameters()
     assert small.temperature == 1
+    ghost = fastff.FFF(6, 5, depth=2, leaf_width=3, device="meta")
+    x = torch.empty(4, 6, device="meta")
+    assert ghost.train()(x).shape == ghost.eval()(x).shape == (4, 5)
+    assert ghost.route(x).shape == (4,)
+    learned = fastff.FFF(6, 5, depth=2, leaf_width=3, activation=nn.PReLU(device="meta"), device="meta")
+    learned = learned.to_empty(device="cpu")
+    learned.reset_parameters()
+    assert learned.activation.weight.item() == 0.25
     assert small(torch.randn(4, 6).bfloat16()).isfinite().all()
     with torch.device("meta"):
         assert fastff.FFF(6, 5, depth=2, leaf_width=3).leaf_in_weight.is_meta
@@ -387,7 +404,10 @@ def test_meta_device():
             ValueError,
             "activation must be one of relu, gelu, .*geglu, or a callable; got 'rellu'",
         ),
-        ({"activation": 3}, TypeError, "activation must be a name or a callable; got int"),
+        ({"activation": 3}, TypeError, "activation must be a name or a callable; got 3"),
+        ({"activation": nn.ReLU}, TypeError, "got the class ReLU; pass an instance"),
+        ({"dropout": "0.1"}, TypeError, "dropout is a probability, a number; got '0.1' of type str"),
+        ({"dtype": torch.float8_e4m3fn}, TypeError, "needs float64, float32, float16 or bfloat16"),
         ({"decision": "hard"}, ValueError, "decision must be 'soft' or 'straight_through'; got 'hard'"),
         ({"dtype": torch.int32}, TypeError, "floating-point dtype; got torch.int32"),
         ({"depth": 30}, MemoryError, r"depth=30, leaf_width=8\) takes .* TiB \(\d+ bytes\) .* Choose a smaller depth"),
@@ -404,6 +424,8 @@ def test_bad_arguments(options, error, message):
 def test_bad_inputs(mode):
     layer = getattr(fastff.FFF(6, 5, depth=2, leaf_width=3), mode)()
     for call in (layer, layer.route, layer.mixture, layer.node_logits):
+        with pytest.raises(TypeError, match=r"FFF expects a tensor; got ndarray. Convert it with torch.as_tensor"):
+            call(np.zeros((4, 6)))
         with pytest.raises(ValueError, match=r"expects inputs of shape \(..., 6\); got \(4, 7\). Pass in_features=7"):
             call(torch.randn(4, 7))
         with pytest.raises(ValueError, match=r"expects inputs of shape \(..., 6\); got \(\)"):

@@ -814,3 +814,12 @@ def test_a_group_that_is_added_steps_every_time():
     train(layer, optimizer, data(1), run=nn.Sequential(layer, head))
     for name, p in head.named_parameters():
         torch.testing.assert_close(p, before[name] - 0.5 * p.grad, **TOLERANCE)
+
+
+def test_an_optimiser_that_is_gone_leaves_no_hook():
+    layer = make(depth=2)
+    for _ in range(3):
+        optimizer = LocalSGD(layer, 0.1)
+    assert len(layer._forward_hooks) == 1
+    del optimizer
+    assert not layer._forward_hooks

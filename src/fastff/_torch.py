@@ -18,6 +18,11 @@ def has_escaped(tensor: torch.Tensor) -> bool:
     return not in_transform() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def is_batched(grad: torch.Tensor) -> bool:
+    """Whether autograd computes with many gradients at once (is_grads_batched=True), where nothing is in place."""
+    return torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
 def in_eager() -> bool:
     """Whether operations run as they are called: no compiler or exporter traces them, no torch.func transform is
     active."""

@@ -38,8 +38,9 @@ def check(activation: Activation) -> None:
             raise ValueError(
                 f"activation must be one of {', '.join([*PLAIN, *GATED])}, or a callable; got {activation!r}."
             )
-    elif not callable(activation):
-        raise TypeError(f"activation must be a name or a callable; got {type(activation).__name__}.")
+    elif not callable(activation) or isinstance(activation, type):
+        got = f"the class {activation.__name__}; pass an instance" if isinstance(activation, type) else repr(activation)
+        raise TypeError(f"activation must be a name or a callable; got {got}.")
 
 
 def is_gated(activation: Activation) -> bool:

@@ -19,7 +19,7 @@ from .activations import Activation
 from .backends import select
 from .backends.reference import Leaves, at_least_float32
 from .checks import allocate, check_int, check_probability
-from .functional import autocast_dtype, cast, flatten, restore
+from .functional import autocast_dtype, cast, flatten, no_autocast, restore
 from .memory import recall, remember
 
 
@@ -140,9 +140,7 @@ class MoE(nn.Module):
         if not self.training:
             if dtype is None:
                 return restore(self._evaluate(flat), x)
-            with torch.autocast(
-                flat.device.type, enabled=False
-            ):  # as in functional.hard: cast no weight that is not used
+            with no_autocast(flat):  # as in functional.hard: cast no weight that is not used
                 return restore(self._evaluate(flat.to(self.gate_weight.dtype)).to(dtype), x)
         experts = self._experts
         if dtype is not None:
@@ -152,7 +150,7 @@ class MoE(nn.Module):
         std = F.softplus(self._logits(flat, self.noise_weight)) + 1e-2
         noisy = clean + torch.randn_like(clean) * std
         gates = top_k_gates(noisy, self.k)
-        remember(self, _importance=gates.sum(0), _load=smooth_load(clean, std, noisy, self.k))
+        remember(self, gates, _importance=gates.sum(0), _load=smooth_load(clean, std, noisy, self.k))
         ops, _ = select()
         hidden = ops.leaf_hidden(flat, experts, self.activation)
         return restore(ops.mix(F.dropout(hidden, self.dropout) if self.dropout else hidden, gates, experts), x)
@@ -206,7 +204,7 @@ class MoE(nn.Module):
         )
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, num_experts={self.num_experts}, "
-            f"expert_width={self.expert_width}, k={self.k}  # {sizes}"
+            f"expert_width={self.expert_width}, k={self.k}; {sizes}"
         )
 
 
@@ -245,5 +243,5 @@ def _variation(model: nn.Module, name: str) -> Tensor:
     for label, layer in found.items():
         trained = layer.gate_weight.requires_grad and layer.k < layer.num_experts
         total = recall(layer, name, f"the MoE layer {label!r}", differentiable=trained)
-        losses.append(total.var(correction=0) / total.mean() ** 2)
+        losses.append(total.var(correction=0) / (total.mean() ** 2).clamp(min=torch.finfo(total.dtype).tiny))
     return torch.stack(losses).sum()

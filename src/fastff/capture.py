@@ -20,11 +20,29 @@ from .layer import FFF
 
 def batches(data: Any) -> Iterable[Any]:
     """The batches in `data`."""
+    if isinstance(data, list) and _holds_batches(data):
+        return data
     if isinstance(data, Tensor | Mapping | tuple | list):
         return [data]
     if isinstance(data, Iterable):
         return data
     raise TypeError(f"data must be a tensor, a batch or an iterable of batches; got {type(data).__name__}.")
+
+
+def _holds_batches(data: list[Any]) -> bool:
+    """Whether a list is a list of batches, and not a batch [input, target] as a DataLoader yields it.
+
+    It is if its elements are batches of several parts, or inputs of one kind: floating point and of the same shape but
+    for their number.
+    """
+    if not data:
+        raise ValueError("data is an empty list: there is no sample in it.")
+    if not isinstance(data[0], Tensor):
+        return isinstance(data[0], Mapping | tuple | list)
+    first = data[0]
+    return first.is_floating_point() and all(
+        isinstance(x, Tensor) and x.dtype == first.dtype and x.shape[1:] == first.shape[1:] and x.dim() for x in data
+    )
 
 
 def feed(model: nn.Module, batch: Any) -> None:

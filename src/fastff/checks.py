@@ -21,6 +21,8 @@ def check_int(name: str, value: SupportsIndex, least: int) -> int:
 
 
 def check_probability(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a probability, a number; got {value!r} of type {type(value).__name__}.")
     if not 0 <= value < 1:
         raise ValueError(f"{name} is a probability and must be in [0, 1); got {value}.")
 
@@ -33,8 +35,8 @@ def allocate(
 ) -> dict[str, Tensor | None]:
     """Uninitialised tensors of these shapes, or an error that says how many bytes they would have taken."""
     dtype = dtype or torch.get_default_dtype()
-    if not dtype.is_floating_point:
-        raise TypeError(f"{what} needs a floating-point dtype; got {dtype}.")
+    if dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise TypeError(f"{what} needs float64, float32, float16 or bfloat16, a floating-point dtype; got {dtype}.")
     place = torch.empty((), device=device).device
     total = sum(math.prod(shape) for shape in shapes.values() if shape is not None) * dtype.itemsize
     limit = _memory_of(place)

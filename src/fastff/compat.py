@@ -60,6 +60,8 @@ def from_fastfeedforward(state: Mapping[str, Tensor], prefix: str = "", **option
     `prefix` picks one layer of a larger model's state dict, such as "encoder.ff". `options` are FFF's own (activation,
     dropout, transposition, which that package calls region_leak, ...): a state dict does not hold them.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"expected a state dict; got {type(state).__name__}. Pass module.state_dict().")
     dot = prefix if not prefix or prefix.endswith(".") else prefix + "."
     own = {key[len(dot) :]: tensor for key, tensor in state.items() if key.startswith(dot)}
     own = {key: tensor for key, tensor in own.items() if key in _NAMES}

@@ -4,15 +4,18 @@ soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on th
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
 """
 
-from typing import NamedTuple, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .activations import Activation
+from .activations import Activation, is_gated
+from .activations import check as check_activation
 from .backends import select, select_soft, triton
 from .backends.reference import Leaves, Tree
+from .checks import check_probability
 
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft"]
 
@@ -40,6 +43,11 @@ def soft(
 ) -> Soft:
     """The soft pass of x (..., in). `transposition` and `dropout` are probabilities and act whenever they are not 0."""
     flat = flatten(x, tree.weight)
+    check_fit(tree, leaves, activation)
+    check_probability("transposition", transposition)
+    check_probability("dropout", dropout)
+    if not isinstance(temperature, Tensor) and not temperature > 0:
+        raise ValueError(f"temperature must be positive; got {temperature}.")
     dtype = autocast_dtype(flat)
     if dtype is not None:
         flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
@@ -59,12 +67,13 @@ def soft(
 def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:
     """The hard pass of x (..., in): one node a level, then one leaf."""
     flat = flatten(x, tree.weight)
+    check_fit(tree, leaves, activation)
     dtype = autocast_dtype(flat)
     ops, _ = select()
     if dtype is None:
         return restore(ops.visit(flat, ops.route(flat, tree, activation), leaves, activation), x)
     # The weights stay as they are: casting them would touch every leaf, and the point is to visit one.
-    with torch.autocast(flat.device.type, enabled=False):
+    with no_autocast(flat):
         flat = flat.to(tree.weight.dtype)
         y = ops.visit(flat, ops.route(flat, tree, activation), leaves, activation)
         return restore(y.to(dtype), x)
@@ -73,7 +82,7 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "rel
 def node_logits(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The logit of every node at x (..., in): (..., nodes), float32 at least."""
     flat = flatten(x, tree.weight)
-    with torch.autocast(flat.device.type, enabled=False):
+    with no_autocast(flat):
         return restore(select()[0].node_logits(flat.to(tree.weight.dtype), tree, activation), x)
 
 
@@ -85,7 +94,7 @@ def mixture(logits: Tensor) -> Tensor:
 def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The leaf that the hard pass uses at x (..., in): (...,) int64."""
     flat = flatten(x, tree.weight)
-    with torch.no_grad(), torch.autocast(flat.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(flat):
         leaf: Tensor = select()[0].route(flat.to(tree.weight.dtype), tree, activation)
     return leaf.reshape(x.shape[:-1])
 
@@ -93,6 +102,8 @@ def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
 def flatten(x: Tensor, weight: Tensor, layer: str = "FFF") -> Tensor:
     """x as (batch, in), or an error that says what is wrong with it."""
     features = weight.shape[-1]
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{layer} expects a tensor; got {type(x).__name__}. Convert it with torch.as_tensor.")
     if x.dim() == 0 or x.shape[-1] != features:
         raise ValueError(
             f"{layer} expects inputs of shape (..., {features}); got {tuple(x.shape)}. "
@@ -117,9 +128,24 @@ def restore(y: Tensor, x: Tensor) -> Tensor:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype that autocast asks for, if it is on; float64 is exempt from autocast in torch, so here too."""
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(x.device.type)
-    return None
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off, on a device that has it."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def check_fit(tree: Tree, leaves: Leaves, activation: Activation) -> None:
+    """Raise unless these nodes and leaves make a tree, and the leaves suit the activation."""
+    check_activation(activation)
+    if len(tree.weight) + 1 != len(leaves.in_weight):
+        raise ValueError(f"a tree of {len(tree.weight)} nodes has one leaf more; got {len(leaves.in_weight)} leaves.")
+    if is_gated(activation) != (leaves.gate_weight is not None):
+        needs = "a gate_weight" if is_gated(activation) else "no gate_weight"
+        raise ValueError(f"activation {activation!r} needs leaves with {needs}.")
 
 
 def cast(tensors: Parts, dtype: torch.dtype) -> Parts:

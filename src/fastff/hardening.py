@@ -21,12 +21,15 @@ from torch import Tensor, nn
 from . import tree as heap
 from .backends import select
 from .backends.reference import one_hot
+from .checks import check_int
 from .layer import FFF
 from .memory import recall
 
 
 def layers(model: nn.Module) -> dict[str, FFF]:
     """The FFF layers of a model by name; an error if there are none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, an nn.Module; got {type(model).__name__}. Pass the model itself.")
     found = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FFF)}
     if not found:
         raise ValueError(
@@ -147,7 +150,9 @@ class Schedule:
             raise ValueError(f"a {kind} schedule needs an end and at least 1 step; got end={end}, steps={steps}.")
         if kind == "exponential" and not (start > 0 and end is not None and end > 0):
             raise ValueError(f"an exponential schedule needs a positive start and end; got {start} and {end}.")
-        self.kind, self.start, self.steps = kind, start, steps
+        if not math.isfinite(start) or (end is not None and not math.isfinite(end)):
+            raise ValueError(f"a schedule goes from a finite start to a finite end; got {start} and {end}.")
+        self.kind, self.start, self.steps = kind, start, check_int("steps", steps, 0)
         self.end = start if end is None or kind == "constant" else end
         self.count = 0
 
@@ -174,6 +179,8 @@ class Schedule:
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.keys() != vars(self).keys():
+            raise ValueError(f"a schedule's state has {', '.join(vars(self))}; got {', '.join(state) or 'nothing'}.")
         vars(self).update(state)
 
     def __repr__(self) -> str:

@@ -117,6 +117,10 @@ class FFF(nn.Module):
             bound = 1 / math.sqrt(fans.get(name, self.in_features))
             nn.init.uniform_(parameter, -bound, bound)
         nn.init.ones_(self._temperature)
+        if isinstance(self.activation, nn.Module):
+            for module in self.activation.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
 
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
@@ -132,7 +136,7 @@ class FFF(nn.Module):
             straight_through=self.decision == "straight_through",
             dropout=self.dropout,
         )
-        remember(self, _logits=logits, _mixture=mixture.detach())
+        remember(self, logits, _logits=logits, _mixture=mixture.detach())
         return output
 
     def soft(self, x: Tensor) -> Tensor:
@@ -189,7 +193,8 @@ class FFF(nn.Module):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        if not 0 < value <= torch.finfo(self._temperature.dtype).max:
+        value, limits = float(value), torch.finfo(self._temperature.dtype)
+        if not limits.tiny <= value <= limits.max:
             raise ValueError(f"temperature must be positive and finite in {self._temperature.dtype}; got {value}.")
         self._temperature.fill_(value)
 
@@ -246,4 +251,4 @@ class FFF(nn.Module):
             f"training width {self.training_width}, size {self.training_size}; "
             f"inference width {self.inference_width}, size {self.inference_size}"
         )
-        return ", ".join(f"{name}={value!r}" for name, value in options.items()) + f"  # {sizes}"
+        return ", ".join(f"{name}={value!r}" for name, value in options.items()) + f"; {sizes}"

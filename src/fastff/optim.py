@@ -64,7 +64,8 @@ class _Local(torch.optim.Optimizer):
         # By layer, the mixture that step need not count: it has been there at a step before, or gives no gradient.
         self._known: dict[str, Callable[[], Tensor | None]] = dict.fromkeys(found, _no_one)
         for name, layer in found.items():
-            layer.register_forward_hook(_Observer(weakref.ref(self), name))
+            handle = layer.register_forward_hook(_Observer(weakref.ref(self), name))
+            weakref.finalize(self, handle.remove)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

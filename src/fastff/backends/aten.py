@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
-from .._torch import in_eager
+from .._torch import in_eager, is_batched
 from ..activations import Activation, function
 from . import reference
 from .reference import Leaves, Tree, node_logits, one_hot, walk
@@ -65,7 +65,8 @@ class _Mixture(torch.autograd.Function):
         subtree = weights * grad.mT  # (leaves, batch), then level by level up
         children = []
         for _ in range(depth):
-            pairs = subtree.unflatten(0, (-1, 2))  # (2**m, 2, batch): sums below the left and the right child
+            # The sums below the left and the right child: (2**m, 2, batch).
+            pairs = subtree.reshape(len(subtree) // 2, 2, subtree.shape[-1])
             children.append(pairs)
             subtree = pairs[:, 0] + pairs[:, 1]
         below = torch.cat(children[::-1])  # (nodes, 2, batch), in heap order
@@ -105,13 +106,13 @@ class _Mix(torch.autograd.Function):
         product = None
         if need_out_weight:
             product = hidden * weights.unsqueeze(-1)
-            d_out_weight = (product.flatten(1).mT @ grad).unflatten(0, out_weight.shape[:2])
+            d_out_weight = (product.flatten(1).mT @ grad).view(out_weight.shape)
         if need_out_bias:
             d_out_bias = weights.mT @ grad
         if need_hidden or need_weights:
-            d_product = (grad @ out_weight.flatten(0, 1).mT).unflatten(-1, out_weight.shape[:2])  # (batch, leaves, l)
+            d_product = (grad @ out_weight.flatten(0, 1).mT).view(hidden.shape)  # (batch, leaves, l)
             # New memory of this size costs a CPU more than the arithmetic: where nobody looks, write over the old.
-            in_place = in_eager() and not torch.is_grad_enabled()
+            in_place = in_eager() and not torch.is_grad_enabled() and not is_batched(grad)
             if need_weights:
                 d_weights = torch.mul(d_product, hidden, out=product if in_place else None).sum(-1)
                 if out_bias is not None:
