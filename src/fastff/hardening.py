@@ -57,14 +57,14 @@ def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] =
     if reduction not in ("mean", "sum", "path"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'path'; got {reduction!r}.")
     losses = []
-    for _, logits in _last(model):
+    for _, _, logits in last_forward(model):
         entropy = bernoulli_entropy(logits)  # (batch, nodes)
         if reduction == "sum":
             losses.append(entropy.sum())
         elif reduction == "mean":
             losses.append(entropy.sum() / max(entropy.numel(), 1))  # 0, not NaN, for depth 0 or an empty batch
         else:
-            losses.append((_log_reach(logits).exp() * entropy).sum() / max(len(entropy), 1))
+            losses.append((log_reach(logits).exp() * entropy).sum() / max(len(entropy), 1))
     return torch.stack(losses).sum()
 
 
@@ -80,7 +80,7 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
     if kind not in ("node", "leaf"):
         raise ValueError(f"kind must be 'node' or 'leaf'; got {kind!r}.")
     losses = []
-    for layer, logits in _last(model):
+    for _, layer, logits in last_forward(model):
         if not logits.shape[0]:
             losses.append(logits.sum())
         elif kind == "leaf":
@@ -89,7 +89,7 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
             losses.append(layer.num_leaves * (share * ops.mixture(logits).mean(0)).sum())
         else:
             # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
-            reach = _log_reach(logits)  # (batch, nodes)
+            reach = log_reach(logits)  # (batch, nodes)
             right = torch.logsumexp(reach + F.logsigmoid(logits), 0)  # (nodes,)
             left = torch.logsumexp(reach + F.logsigmoid(-logits), 0)
             uneven = torch.logaddexp(right, left) - (right + left) / 2  # -(log a + log(1 - a)) / 2
@@ -102,7 +102,7 @@ def entropies(model: nn.Module) -> dict[str, Tensor]:
     """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name."""
     return {
         name: bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
-        for name, (_, logits) in zip(layers(model), _last(model, differentiable=False), strict=True)
+        for name, _, logits in last_forward(model, differentiable=False)
     }
 
 
@@ -113,7 +113,7 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
     return F.softplus(-a) + a * torch.sigmoid(-a)
 
 
-def _log_reach(logits: Tensor) -> Tensor:
+def log_reach(logits: Tensor) -> Tensor:
     """The logarithm of the probability that a sample reaches a node: (batch, nodes)."""
     depth = heap.depth_of(logits.shape[-1] + 1)
     log_branch = F.logsigmoid(torch.stack([-logits, logits], -1))  # (batch, nodes, 2)
@@ -123,11 +123,12 @@ def _log_reach(logits: Tensor) -> Tensor:
     return torch.cat(levels, -1)[:, : logits.shape[-1]]  # depth 0 has no node, not even a root
 
 
-def _last(model: nn.Module, differentiable: bool = True) -> Iterator[tuple[FFF, Tensor]]:
-    """Every FFF layer with the logits of its last training forward."""
+def last_forward(model: nn.Module, differentiable: bool = True) -> Iterator[tuple[str, FFF, Tensor]]:
+    """Every FFF layer, by name, with the logits of its last training forward."""
     for name, layer in layers(model).items():
         trained = any(parameter.requires_grad for parameter in layer.tree_parameters())
-        yield layer, recall(layer, "_logits", f"the FFF layer {name!r}", differentiable and trained and layer.depth > 0)
+        needed = differentiable and trained and layer.depth > 0
+        yield name, layer, recall(layer, "_logits", f"the FFF layer {name!r}", needed)
 
 
 def set_temperature_(model: nn.Module, value: float) -> None:

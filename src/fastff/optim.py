@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_eager
 from .backends.reference import at_least_float32
-from .hardening import _log_reach, layers
+from .hardening import layers, log_reach
 from .layer import FFF
 from .regions import above
 
@@ -247,7 +247,7 @@ def _counts(layer: FFF, mixture: Tensor) -> Tensor:
     """The samples of each leaf, of each node, and all, in the last training forward: (leaves + nodes + 1,)."""
     leaf = mixture.to(at_least_float32(layer.leaf_in_weight.dtype)).sum(0)
     if layer.decision == "straight_through" and layer._logits is not None:
-        node = _log_reach(layer._logits.detach()).exp().sum(0)
+        node = log_reach(layer._logits.detach()).exp().sum(0)
     else:
         node = above(leaf)
     return torch.cat([leaf, node, leaf.new_full((1,), len(mixture))])

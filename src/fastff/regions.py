@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .backends import select
 from .backends.reference import one_hot
 from .capture import batches, check_reached, evaluating, feed, watching
-from .hardening import _last, layers
+from .hardening import last_forward, layers
 from .layer import FFF
 
 
@@ -45,10 +45,7 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
     """
     if data is None:
         with torch.no_grad():
-            return {
-                name: _usage(logits)
-                for name, (_, logits) in zip(layers(model), _last(model, differentiable=False), strict=True)
-            }
+            return {name: _usage(logits) for name, _, logits in last_forward(model, differentiable=False)}
     total: dict[str, Usage] = {}
 
     def see(name: str, layer: FFF, x: Tensor) -> None:

@@ -6,7 +6,7 @@ O(batch leaves) in time and memory. The mixed sum keeps the leaves' hidden layer
 which is as large as the hidden layer and cheap to compute again: a step needs about the memory of the dense layer's.
 
 Hard pass: all logits in one product while the tree is small, then the samples of each leaf together, so that a leaf's
-weights are read once and never copied.
+weights are read once and not copied. Where copies are small, on a GPU and under a tracer, it gathers them instead.
 """
 
 from typing import Any
@@ -156,14 +156,14 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
 
 
 def _one_leaf(x: Tensor, j: int, leaves: Leaves, activation: Activation) -> Tensor:
+    # leaf_hidden on a slice of one leaf says the same in two lines, and takes 9 us more of 26 (Xeon, 768 -> 32 -> 768).
     act = function(activation)
     hidden = F.linear(x, leaves.in_weight[j], None if leaves.in_bias is None else leaves.in_bias[j])
     if leaves.gate_weight is None:
         hidden = act(hidden)
     else:
-        hidden = (
-            act(F.linear(x, leaves.gate_weight[j], None if leaves.gate_bias is None else leaves.gate_bias[j])) * hidden
-        )
+        gate = F.linear(x, leaves.gate_weight[j], None if leaves.gate_bias is None else leaves.gate_bias[j])
+        hidden = act(gate) * hidden
     if leaves.out_bias is None:
         return hidden @ leaves.out_weight[j]
     return torch.addmm(leaves.out_bias[j], hidden, leaves.out_weight[j])
