@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test test-gpu lint bench docs clean
+.PHONY: demo test test-gpu test-sanitize lint bench docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -14,7 +14,13 @@ test: $(READY)
 
 # On a machine with CUDA, with the torch that is installed there.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_triton.py
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_triton*.py
+
+# The C++ kernels against loops in double, under AddressSanitizer and UBSan.
+test-sanitize:
+	cmake -S . -B build/sanitize -DFASTFF_SANITIZE=ON
+	cmake --build build/sanitize --parallel 2
+	build/sanitize/fastff_check
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,10 +34,10 @@ docs: $(READY)
 	$(BIN)/sphinx-build -W -b html docs docs/_build
 
 clean:
-	rm -rf $(VENV) docs/_build
+	rm -rf $(VENV) build docs/_build
 
 # pip's -c keeps every later install at the pinned torch.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"

@@ -23,7 +23,7 @@ def depth_of(leaves: int) -> int:
     """The depth of the tree with so many leaves."""
     if leaves < 1 or leaves & (leaves - 1):
         raise ValueError(f"a perfect binary tree has a power of two of leaves; got {leaves}.")
-    return leaves.bit_length() - 1
+    return int(leaves).bit_length() - 1  # sizes are tensors under torch.jit.trace
 
 
 def path(leaf: int, depth: int) -> list[tuple[int, bool]]:

@@ -1,0 +1,295 @@
+// One leaf at a few rows of the batch, on one thread.
+//
+// Inputs are float32 while a kernel works on them (bfloat16 rows are widened first); E is the type of the weights.
+// The order in which a sum is added up depends on the sizes of the layer alone, so what a row of the batch gives does
+// not depend on the rows beside it.
+#pragma once
+#include "activation.h"
+#include "layer.h"
+#include "vec.h"
+
+namespace fastff::FASTFF_ISA {
+namespace {
+
+constexpr int TILE = W == 16 ? 6 : 3;            // at most so many rows of x share the weights they read
+constexpr int ACCUMULATORS = W == 16 ? 24 : 12;  // of 32 or 16 registers
+constexpr int64_t DEPTH_BLOCK = 1024;            // so much of TILE rows of x stays in the first-level cache
+constexpr int SPARSE_TILE = 3;                   // up to so many rows, it pays to look for neurons that are zero
+constexpr int WALKERS = 8;                       // rows of x that descend together
+
+// Rows of weights that are read together, for T rows of x.
+constexpr int rows_together(int T) { return T == 1 || (W == 16 && T <= 3) ? 8 : 4; }
+
+// Memory that will be needed soon, fetched a few lines at a time while something else is computed: what waits for
+// memory waits in line, and a crowd of fetches would hold up the loads of the moment.
+struct Ahead {
+    static constexpr bool something = true;
+    uintptr_t at, end;  // numbers and not pointers: nothing is read there, and it may be the end of an array
+    template <int LINES>
+    INLINE void fetch() {
+        unroll<LINES>([&](auto i) { __builtin_prefetch((const void*)(at + 64 * i.value), 0, 2); });
+        at = at + 64 * LINES < end ? at + 64 * LINES : at;
+    }
+};
+// Nothing to fetch, and no time lost with it: for a single row, whose weights may all be in the cache.
+struct Nothing {
+    static constexpr bool something = false;
+    template <int LINES>
+    INLINE void fetch() {}
+};
+// Lines per step, with T rows of x. The fewer they are, the sooner the next weights are needed.
+constexpr int lines_ahead(int T) { return T <= SPARSE_TILE ? 4 : 2; }
+
+// out[t][r] (+)= w[r] . x[t], for R rows of w and T rows of x.
+template <int R, int T, class E, class A>
+INLINE void dots(const E* w, int64_t stride, const float* const* x, int64_t n, float* out, int64_t out_stride,
+                 bool add, A& ahead) {
+    V sum[T * R] = {};
+    const float* row[T];
+    unroll<T>([&](auto t) { row[t.value] = x[t.value]; });
+    A soon = ahead;
+    // The fewer of the two stay in registers while the others pass by.
+    auto step = [&](auto get_w, auto get_x) INLINE_LAMBDA {
+        constexpr int held = T < R ? T : R, passing = T < R ? R : T;
+        V a[held];
+        unroll<held>([&](auto i) { a[i.value] = T < R ? get_x(row[i.value]) : get_w(w + i.value * stride); });
+        unroll<passing>([&](auto j) {
+            V b = T < R ? get_w(w + j.value * stride) : get_x(row[j.value]);
+            unroll<held>([&](auto i) {
+                constexpr int t = T < R ? i.value : j.value, r = T < R ? j.value : i.value;
+                sum[t * R + r] += a[i.value] * b;
+            });
+        });
+    };
+    int64_t k = 0;
+    for (; k + W <= n; k += W) {
+        auto whole = [&](auto* p) INLINE_LAMBDA { return load(p + k); };
+        step(whole, whole);
+        soon.template fetch<lines_ahead(T)>();
+    }
+    if (k < n) {
+        auto rest = [&](auto* p) INLINE_LAMBDA { return load(p + k, int(n - k)); };
+        step(rest, rest);
+    }
+    ahead = soon;
+    // Up to W sums at a time.
+    constexpr int rounds = (T * R + W - 1) / W;
+    unroll<rounds>([&](auto i) {
+        constexpr int from = decltype(i)::value * W, count = T * R - from < W ? T * R - from : W;
+        V total = sums<count>(sum + from);
+        unroll<count>([&](auto j) {
+            constexpr int t = (from + decltype(j)::value) / R, r = (from + decltype(j)::value) % R;
+            float* to = out + t * out_stride + r;
+            *to = add ? *to + total[j.value] : total[j.value];
+        });
+    });
+}
+
+template <int R, int T, class E, class A>
+INLINE void dot_rows(const E* w, int64_t stride, int64_t rows, const float* const* x, int64_t n, float* out,
+                     int64_t out_stride, bool add, A& ahead) {
+    int64_t r = 0;
+    for (; r + R <= rows; r += R) dots<R, T>(w + r * stride, stride, x, n, out + r, out_stride, add, ahead);
+    if constexpr (R > 1) {
+        if (r < rows) dot_rows<R / 2, T>(w + r * stride, stride, rows - r, x, n, out + r, out_stride, add, ahead);
+    }
+}
+
+// out[t][r] = w[r] . x[t] + bias[r]; bias may be null.
+template <int T, class E, class A>
+void linear(const E* w, const E* bias, int64_t rows, const float* const* x, int64_t n, float* out, int64_t out_stride,
+            A& ahead) {
+    for (int64_t k = 0; k < n; k += DEPTH_BLOCK) {
+        const float* part[T];
+        for (int t = 0; t < T; t++) part[t] = x[t] + k;
+        int64_t length = n - k < DEPTH_BLOCK ? n - k : DEPTH_BLOCK;
+        dot_rows<rows_together(T), T>(w + k, n, rows, part, length, out, out_stride, k > 0, ahead);
+    }
+    if (bias == nullptr) return;
+    for (int t = 0; t < T; t++) {
+        float* row = out + t * out_stride;
+        int64_t r = 0;
+        for (; r + W <= rows; r += W) store(row + r, load(row + r) + load(bias + r));
+        if (r < rows) store(row + r, load(row + r, int(rows - r)) + load(bias + r, int(rows - r)), int(rows - r));
+    }
+}
+
+// hidden = act(hidden), or act(gate) * hidden; gate may be null.
+template <Activation A>
+void activate(float* hidden, const float* gate, int64_t n) {
+    auto apply = [&](int64_t i, auto... count) INLINE_LAMBDA {
+        V h = load(hidden + i, count...);
+        store(hidden + i, gate ? act<A>(load(gate + i, count...)) * h : act<A>(h), count...);
+    };
+    int64_t i = 0;
+    for (; i + W <= n; i += W) apply(i);
+    if (i < n) apply(i, int(n - i));
+}
+
+// In the order of the enumeration.
+constexpr void (*ACTIVATE[])(float*, const float*, int64_t) = {
+    activate<relu>, activate<gelu>, activate<gelu_tanh>, activate<silu>, activate<tanh_>, activate<identity>,
+    activate<silu>, activate<gelu>,
+};
+
+// The neurons that are not zero at all of T rows: behind relu, about half of them at a single row. Returns how many.
+template <int T>
+INLINE int64_t active_neurons(const float* h, int64_t neurons, int32_t* active) {
+    int64_t count = 0;
+    for (int64_t r = 0; r < neurons; r++) {
+        bool any = false;
+        unroll<T>([&](auto t) { any |= h[t.value * neurons + r] != 0; });
+        active[count] = int32_t(r);
+        count += any;
+    }
+    return count;
+}
+
+// y[t][c] = bias[c] + sum over r of h[t][r] w[r][c], for C vectors of columns or, with `count`, for less than one.
+template <int T, int C, class E, class Y, class A, class... Count>
+INLINE void mix_columns(const E* w, int64_t stride, const E* bias, const int32_t* active, int64_t actives,
+                        const float* h, int64_t h_stride, Y* const* y, int64_t column, A& ahead, Count... count) {
+    V sum[T * C];
+    unroll<C>([&](auto c) {
+        V start = bias ? load(bias + column + c.value * W, count...) : V{};
+        unroll<T>([&](auto t) { sum[t.value * C + c.value] = start; });
+    });
+    w += column;
+    A soon = ahead;
+    for (int64_t i = 0; i < actives; i++) {
+        int64_t r = T <= SPARSE_TILE ? active[i] : i;
+        const E* row = w + r * stride;
+        if (T <= SPARSE_TILE && A::something && i + 4 < actives) {
+            // The processor does not foresee which rows follow.
+            const E* later = w + active[i + 4] * stride;
+            for (int c = 0; c < C * W; c += 64 / int(sizeof(E))) __builtin_prefetch(later + c);
+        }
+        soon.template fetch<lines_ahead(T)>();
+        V a[T];
+        unroll<T>([&](auto t) { a[t.value] = splat(h[t.value * h_stride + r]); });
+        unroll<C>([&](auto c) {
+            V b = load(row + c.value * W, count...);
+            unroll<T>([&](auto t) { sum[t.value * C + c.value] += a[t.value] * b; });
+        });
+    }
+    ahead = soon;
+    unroll<T>([&](auto t) {
+        unroll<C>([&](auto c) { store(y[t.value] + column + c.value * W, sum[t.value * C + c.value], count...); });
+    });
+}
+
+template <int T, int C = ACCUMULATORS / T, class E, class Y, class A>
+void mix(const E* w, const E* bias, const int32_t* active, int64_t actives, const float* h, int64_t h_stride,
+         Y* const* y, int64_t columns, A& ahead, int64_t column = 0) {
+    for (; column + C * W <= columns; column += C * W)
+        mix_columns<T, C>(w, columns, bias, active, actives, h, h_stride, y, column, ahead);
+    if constexpr (C > 1) {
+        mix<T, C / 2>(w, bias, active, actives, h, h_stride, y, columns, ahead, column);
+    } else if (column < columns) {
+        mix_columns<T, 1>(w, columns, bias, active, actives, h, h_stride, y, column, ahead, int(columns - column));
+    }
+}
+
+INLINE const float* as_float(const float* x, int64_t, float*) { return x; }
+INLINE const float* as_float(const bf16* x, int64_t n, float* copy) {
+    int64_t k = 0;
+    for (; k + W <= n; k += W) store(copy + k, load(x + k));
+    if (k < n) store(copy + k, load(x + k, int(n - k)), int(n - k));
+    return copy;
+}
+
+// Scratch memory: rows of x as float32, hidden layer, gate, active neurons.
+int64_t scratch_floats(const Layer& layer) {
+    int64_t width = layer.leaf_width > layer.node_width ? layer.leaf_width : layer.node_width;
+    return WALKERS * layer.in + (2 * TILE + 1) * width;
+}
+
+// What to fetch while a leaf is computed: the weights of the next.
+template <class A>
+struct Next {
+    A in, out;
+};
+
+// The neurons [first, last) of a leaf at T rows of x.
+template <int T, class E, class Y, class A>
+INLINE void leaf_tile(const Layer& layer, int64_t leaf, int64_t first, int64_t last, const float* const* x,
+                      const E* out_bias, Y* const* y, Next<A>& next, float* scratch) {
+    int64_t from = leaf * layer.leaf_width + first, neurons = last - first;
+    float *hidden = scratch + WALKERS * layer.in, *gate = hidden + TILE * layer.leaf_width;
+    int32_t* active = (int32_t*)(gate + TILE * layer.leaf_width);
+    auto first_product = [&](const void* weight, const void* bias, float* out) INLINE_LAMBDA {
+        linear<T>((const E*)weight + from * layer.in, bias ? (const E*)bias + from : nullptr, neurons, x, layer.in,
+                  out, neurons, next.in);
+    };
+    first_product(layer.in_weight, layer.in_bias, hidden);
+    if (layer.gate_weight) first_product(layer.gate_weight, layer.gate_bias, gate);
+    ACTIVATE[layer.activation](hidden, layer.gate_weight ? gate : nullptr, T * neurons);
+    int64_t actives = T <= SPARSE_TILE ? active_neurons<T>(hidden, neurons, active) : neurons;
+    // Which of the next leaf's output weights a few rows will use is not known yet.
+    mix<T>((const E*)layer.out_weight + from * layer.out, out_bias, active, actives, hidden, neurons, y, layer.out,
+           T <= SPARSE_TILE ? next.in : next.out);
+}
+
+template <class E>
+const E* bias_of(const Layer& layer, int64_t leaf) {
+    return layer.out_bias ? (const E*)layer.out_bias + leaf * layer.out : nullptr;
+}
+
+template <int T, class E, class A>
+void visit_tile(const Layer& layer, int64_t leaf, const int32_t* rows, const E* x, E* y, Next<A>& next,
+                float* scratch) {
+    const float* from[T];
+    E* to[T];
+    for (int t = 0; t < T; t++) {
+        from[t] = as_float(x + rows[t] * layer.in, layer.in, scratch + t * layer.in);
+        to[t] = y + rows[t] * layer.out;
+    }
+    leaf_tile<T, E>(layer, leaf, 0, layer.leaf_width, from, bias_of<E>(layer, leaf), to, next, scratch);
+}
+
+template <class E>
+void visit(const Layer& layer, int64_t leaf, const int32_t* rows, int64_t count, const E* x, E* y, int64_t next_leaf,
+           float* scratch) {
+    if (count == 1 && next_leaf < 0) {
+        Next<Nothing> nothing;
+        return visit_tile<1>(layer, leaf, rows, x, y, nothing, scratch);
+    }
+    if (next_leaf < 0) next_leaf = leaf;
+    auto weights = [&](const void* weight, int64_t features) -> Ahead {
+        uintptr_t size = layer.leaf_width * features * sizeof(E), at = (uintptr_t)weight + next_leaf * size;
+        return {at, next_leaf == leaf ? at : at + size};
+    };
+    Next<Ahead> next = {weights(layer.in_weight, layer.in), weights(layer.out_weight, layer.out)};
+    for (int64_t tiles = (count + TILE - 1) / TILE; tiles > 0; tiles--) {
+        int64_t n = (count + tiles - 1) / tiles;  // tiles of nearly the same size
+        unroll<TILE>([&](auto t) {
+            if (n == t.value + 1) visit_tile<t.value + 1>(layer, leaf, rows, x, y, next, scratch);
+        });
+        rows += n;
+        count -= n;
+    }
+}
+
+template <class E>
+void visit_part(const Layer& layer, int64_t leaf, const E* x, int64_t first, int64_t last, float* part,
+                float* scratch) {
+    const float* from = as_float(x, layer.in, scratch);
+    Next<Nothing> nothing;
+    leaf_tile<1, E>(layer, leaf, first, last, &from, (const E*)nullptr, &part, nothing, scratch);
+}
+
+template <class E>
+void add_parts(const Layer& layer, int64_t leaf, const float* parts, int64_t count, E* y) {
+    const E* bias = bias_of<E>(layer, leaf);
+    auto add = [&](int64_t c, auto... n) INLINE_LAMBDA {
+        V sum = bias ? load(bias + c, n...) : V{};
+        for (int64_t i = 0; i < count; i++) sum += load(parts + i * layer.out + c, n...);
+        store(y + c, sum, n...);
+    };
+    int64_t c = 0;
+    for (; c + W <= layer.out; c += W) add(c);
+    if (c < layer.out) add(c, int(layer.out - c));
+}
+
+}  // namespace
+}  // namespace fastff::FASTFF_ISA
