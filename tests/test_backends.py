@@ -9,10 +9,11 @@ from hypothesis import given, settings
 import fastff
 import oracle
 from fastff.activations import function
-from fastff.backends import available, select
+from fastff.backends import available, native, ops, select, select_hard
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, relative_error, state
 
+COMPLETE = ["reference", "aten"]  # the others have the hard pass alone
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # float64 on both sides; sums of at most a few hundred terms of order one
 
 sizes = st.fixed_dictionaries(
@@ -31,7 +32,7 @@ sizes = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", COMPLETE)
 @settings(max_examples=60, deadline=None)
 @given(size=sizes)
 def test_equals_algorithm_1(backend, size):
@@ -49,7 +50,7 @@ def test_equals_algorithm_1(backend, size):
         torch.testing.assert_close(layer.eval()(x), oracle.forward_i(x, weights, activation), **TOLERANCE)
 
 
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", COMPLETE)
 @settings(max_examples=30, deadline=None)
 @given(size=sizes, data=st.data())
 def test_properties(backend, size, data):
@@ -82,9 +83,16 @@ def test_properties(backend, size, data):
             torch.testing.assert_close(only(x[b]), layer(x[b]), **TOLERANCE)
 
 
-@pytest.mark.parametrize("backend", available())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("backend", "mode", "dtype"),
+    [
+        (backend, mode, dtype)
+        for backend in ("reference", "aten", "native")
+        for mode in ("train", "eval")
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if backend in COMPLETE or (backend in available() and mode == "eval" and dtype != torch.float16)
+    ],
+)
 @pytest.mark.parametrize(
     ("batch", "depth", "leaf_width", "options"),
     [
@@ -176,7 +184,7 @@ def plain_hard(layer, x, route):
     return torch.stack([plain_leaf(layer, x[b], route[b]) for b in range(len(x))])
 
 
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("depth", [0, 1, 3, 9])
 def test_empty_batch_and_leading_dimensions(backend, depth):
     layer = make(depth=depth)
@@ -197,7 +205,7 @@ def test_empty_batch_and_leading_dimensions(backend, depth):
         assert layer.node_logits(x).shape == (2, 3, 7, 2**depth - 1)
 
 
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("depth", [0, 2, 11])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_bad_values_stay_in_their_row(backend, depth, bad):
@@ -218,7 +226,7 @@ def test_bad_values_stay_in_their_row(backend, depth, bad):
 @pytest.mark.parametrize("depth", [1, 4])
 def test_straight_through_value_is_hard_and_gradient_is_soft(depth):
     """The output is the hard pass's; the tree's gradient is that of the soft weights, given the leaves' outputs."""
-    for backend in available():
+    for backend in COMPLETE:
         with fastff.backend(backend):
             layer = make(depth=depth, decision="straight_through", activation="tanh")
             x = torch.randn(6, 5, dtype=torch.float64)
@@ -242,7 +250,7 @@ def test_straight_through_value_is_hard_and_gradient_is_soft(depth):
             assert torch.equal(layer.leaf_in_weight.grad.flatten(1).abs().sum(1) > 0, visited)
 
 
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("decision", ["soft", "straight_through"])
 @pytest.mark.parametrize("size", [1e4, 1e30])
 def test_no_nan_gradient_at_huge_logits(backend, decision, size):
@@ -262,6 +270,33 @@ def test_choice_of_backend():
             assert select()[0].__name__ != "fastff.backends.reference"
         assert "reference" in select()[1]
     assert select()[1].startswith("auto")
-    with pytest.raises(ValueError, match=r"backend='tpu' is not available here. Available: auto, reference"):
+    listed = ", ".join(available())
+    with pytest.raises(ValueError, match=rf"backend='tpu' is not available here. Available: auto, {listed}"):
         fastff.backend("tpu")
     assert select()[1].startswith("auto")
+
+
+@pytest.mark.skipif("native" not in available(), reason="native backend not built")
+def test_a_chosen_backend_that_cannot_serve_says_so():
+    layer, x = make(dtype=torch.float32).eval(), torch.randn(3, 5)
+    assert select_hard(x, layer._tree, layer._leaves, "relu")[0] is native
+    with fastff.backend("native"):
+        layer(x)
+        with pytest.raises(
+            ValueError, match=r"backend='native' cannot run this hard pass: it has .* got torch.float64"
+        ):
+            make().eval()(x.double())
+        with pytest.raises(ValueError, match="cannot run this hard pass: it has kernels for named activations only"):
+            make(dtype=torch.float32, activation=torch.sin).eval()(x)
+        with pytest.raises(ValueError, match=r"backend='native' has the hard pass alone. Train under fastff.backend"):
+            layer.train()(x)
+    layer.train()(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False, "node_width": 2, "activation": "swiglu"}])
+def test_opcheck(options):
+    layer = make(dtype=torch.float32, **options).requires_grad_(False)
+    x, leaf, name = torch.randn(6, 5), torch.randint(8, (6,)), options.get("activation", "relu")
+    torch.library.opcheck(ops.hard, (x, *layer._tree, *layer._leaves, name))
+    torch.library.opcheck(ops.route, (x, *layer._tree, name))
+    torch.library.opcheck(ops.visit, (x, leaf, *layer._leaves, name))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastff
-from fastff.backends import select_soft, triton
+from fastff.backends import select_soft, triton_soft
 from helpers import ACTIVATIONS, make
 
 pytest.importorskip("triton")
@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def everywhere(monkeypatch):
     """Let the kernels take CPU tensors, which the interpreter can run."""
-    monkeypatch.setattr(triton, "unsupported", lambda *_: "")
+    monkeypatch.setattr(triton_soft, "unsupported", lambda *_: "")
 
 
 def passes(layer, x, seed=0, **options):
@@ -27,7 +27,7 @@ def passes(layer, x, seed=0, **options):
     for run in ("triton", "reference"):
         torch.manual_seed(seed)
         if run == "triton":
-            y, logits, mixture = triton.soft(
+            y, logits, mixture = triton_soft.soft(
                 x, layer._tree, layer._leaves, layer.activation, layer._temperature,
                 options.get("transposition", 0.0), options.get("straight_through", False),
             )  # fmt: skip
@@ -134,9 +134,9 @@ def test_opcheck(flip, bias):
     first, temperature = torch.randn(6, 32, device=DEVICE), torch.tensor(1.5, device=DEVICE)
     mask = torch.rand(6, 7, device=DEVICE) < 0.3 if flip else None
     options = (3, 3, "relu", bias, False)
-    torch.library.opcheck(triton.weigh, (first, temperature, mask, *options))
+    torch.library.opcheck(triton_soft.weigh, (first, temperature, mask, *options))
     d_packed, d_logits = torch.randn(6, 32 if bias else 24, device=DEVICE), torch.randn(6, 7, device=DEVICE)
-    torch.library.opcheck(triton.weigh_backward, (first, temperature, mask, d_packed, d_logits, *options))
+    torch.library.opcheck(triton_soft.weigh_backward, (first, temperature, mask, d_packed, d_logits, *options))
 
 
 def test_choice():
@@ -153,7 +153,7 @@ AHEAD_OF_TIME = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from fastff.backends import triton as launch, triton_kernels as kernels
+from fastff.backends import triton_soft as launch, triton_soft_kernels as kernels
 
 for kernel in (kernels.weigh_forward, kernels.weigh_backward):
     for number in ("bf16", "fp32"):

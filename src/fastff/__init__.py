@@ -4,6 +4,7 @@ from . import compat, functional, optim
 from .backends import backend
 from .baselines import FF, MoE, importance_loss, load_loss
 from .compat import from_fastfeedforward
+from .explain import Explanation, explain
 from .hardening import Schedule, balance_loss, entropies, hardening_loss, set_temperature_
 from .initialize import initialize_tree_
 from .layer import FFF
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FF",
     "FFF",
+    "Explanation",
     "MoE",
     "Schedule",
     "Usage",
@@ -21,6 +23,7 @@ __all__ = [
     "balance_loss",
     "compat",
     "entropies",
+    "explain",
     "from_fastfeedforward",
     "functional",
     "hardening_loss",

@@ -10,7 +10,12 @@ def in_backward() -> bool:
 
 def in_transform() -> bool:
     """Whether a torch.func transform (vmap, grad) is active: values cannot then steer Python, nor outlive it."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return not torch.compiler.is_compiling() and has_transforms()
+
+
+def has_transforms() -> bool:
+    """The same, also of what a compiler traces."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def has_escaped(tensor: torch.Tensor) -> bool:
@@ -27,3 +32,18 @@ def in_eager() -> bool:
     """Whether operations run as they are called: no compiler or exporter traces them, no torch.func transform is
     active."""
     return not torch.compiler.is_compiling() and not in_transform()
+
+
+def is_watched() -> bool:
+    """Whether something other than autograd sees each operation: torch.jit.trace, a dispatch mode, forward-mode AD."""
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def is_plain(*tensors: torch.Tensor) -> bool:
+    """Whether compiled code may read these tensors itself: they hold their numbers, and nobody watches."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return in_eager() and not is_watched() and all(type(t) in plain for t in tensors)

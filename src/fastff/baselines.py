@@ -19,7 +19,7 @@ from .activations import Activation
 from .backends import select
 from .backends.reference import Leaves, at_least_float32
 from .checks import allocate, check_int, check_probability
-from .functional import autocast_dtype, cast, flatten, no_autocast, restore
+from .functional import autocast_dtype, cast, flatten, no_autocast, restore, visit
 from .memory import recall, remember
 
 
@@ -158,8 +158,7 @@ class MoE(nn.Module):
     def _evaluate(self, x: Tensor) -> Tensor:
         top, chosen = self._logits(x, self.gate_weight).topk(self.k, -1)  # (batch, k)
         share = top.softmax(-1).to(x.dtype)
-        ops, _ = select()
-        parts = [ops.visit(x, chosen[:, i], self._experts, self.activation) * share[:, i, None] for i in range(self.k)]
+        parts = [visit(x, chosen[:, i], self._experts, self.activation) * share[:, i, None] for i in range(self.k)]
         return torch.stack(parts).sum(0)
 
     def _logits(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -4,20 +4,23 @@ soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on th
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._torch import has_transforms, in_transform, is_plain, is_watched
 from .activations import Activation, is_gated
 from .activations import check as check_activation
-from .backends import select, select_soft, triton
+from .backends import chosen, native, ops, select, select_hard, select_soft, triton_soft
 from .backends.reference import Leaves, Tree
 from .checks import check_probability
 
-__all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft"]
+__all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit"]
 
 Parts = TypeVar("Parts", Tree, Leaves)
 
@@ -51,16 +54,18 @@ def soft(
     dtype = autocast_dtype(flat)
     if dtype is not None:
         flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
-    if isinstance(activation, str) and select_soft(flat, tree, leaves, activation, dropout)[0] is triton:
-        y, logits, weights = triton.soft(flat, tree, leaves, activation, temperature, transposition, straight_through)
+    parts, _ = select_soft(flat, tree, leaves, activation, dropout)
+    if parts is triton_soft and isinstance(activation, str):
+        y, logits, weights = triton_soft.soft(
+            flat, tree, leaves, activation, temperature, transposition, straight_through
+        )
         return Soft(restore(y, x), logits, weights)
-    ops, _ = select()
-    logits = ops.node_logits(flat, tree, activation) * temperature  # (batch, nodes)
+    logits = parts.node_logits(flat, tree, activation) * temperature  # (batch, nodes)
     # p -> 1 - p is z -> -z.
     turned = torch.where(torch.rand_like(logits) < transposition, -logits, logits) if transposition else logits
-    weights = ops.mixture(turned, straight_through)  # (batch, leaves)
-    hidden = ops.leaf_hidden(flat, leaves, activation)
-    y = ops.mix(F.dropout(hidden, dropout) if dropout else hidden, weights, leaves)
+    weights = parts.mixture(turned, straight_through)  # (batch, leaves)
+    hidden = parts.leaf_hidden(flat, leaves, activation)
+    y = parts.mix(F.dropout(hidden, dropout) if dropout else hidden, weights, leaves)
     return Soft(restore(y, x), logits, weights)
 
 
@@ -69,14 +74,139 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "rel
     flat = flatten(x, tree.weight)
     check_fit(tree, leaves, activation)
     dtype = autocast_dtype(flat)
-    ops, _ = select()
     if dtype is None:
-        return restore(ops.visit(flat, ops.route(flat, tree, activation), leaves, activation), x)
+        return restore(_hard(flat, tree, leaves, activation), x)
     # The weights stay as they are: casting them would touch every leaf, and the point is to visit one.
     with no_autocast(flat):
-        flat = flat.to(tree.weight.dtype)
-        y = ops.visit(flat, ops.route(flat, tree, activation), leaves, activation)
-        return restore(y.to(dtype), x)
+        return restore(_hard(flat.to(tree.weight.dtype), tree, leaves, activation).to(dtype), x)
+
+
+def _hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
+    if as_operation(activation, x, *leaves):
+        return ops.hard(x, *tree, *leaves, activation)
+    engine = hard_engine(x, tree, leaves, activation)
+    if needs_grad(x, *leaves) and hasattr(engine, "hard_with_leaf"):
+        return _Hard.apply(x, engine, tree, activation, *leaves)  # type: ignore[no-untyped-call]
+    return engine.hard(x, tree, leaves, activation)
+
+
+def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
+    """The output at x (batch, in) of the leaf given for each sample: (batch, out)."""
+    if as_operation(activation, x, *leaves):
+        return ops.visit(x, leaf, *leaves, activation)
+    engine = hard_engine(x, None, leaves, activation)
+    if needs_grad(x, *leaves) and hasattr(engine, "hard_with_leaf"):
+        return _Visit.apply(x, leaf, engine, activation, *leaves)  # type: ignore[no-untyped-call]
+    return engine.visit(x, leaf, leaves, activation)
+
+
+def as_operation(activation: Activation, *tensors: Tensor | None) -> bool:
+    """Whether a compiler is to see one registered operation: it cannot look into kernels, and needs no derivative."""
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return compiling and isinstance(activation, str) and not needs_grad(*tensors) and not has_transforms()
+
+
+def hard_engine(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> ModuleType:
+    """What runs a hard pass, or a part of it. A compiler gets plain operations."""
+    return select()[0] if torch.compiler.is_compiling() else select_hard(x, tree, leaves, activation)[0]
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+class _Hard(torch.autograd.Function):
+    """A hard pass by kernels that have no derivative: backward goes through the visited leaves once more, in torch.
+
+    Decisions are constants: nodes get no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, engine: Any, tree: Tree, activation: str, *leaves: Tensor | None) -> Tensor:
+        y, leaf = engine.hard_with_leaf(x.detach(), tree, Leaves._make(leaves), activation)
+        ctx.activation = activation
+        ctx.save_for_backward(x, leaf, *leaves)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *leaves = _visited_grads(ctx, grad)
+        return x, None, None, None, *leaves
+
+
+class _Visit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, engine: Any, activation: str, *leaves: Tensor | None) -> Tensor:
+        ctx.activation = activation
+        ctx.save_for_backward(x, leaf, *leaves)
+        return engine.visit(x.detach(), leaf, Leaves._make(leaves), activation)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *leaves = _visited_grads(ctx, grad)
+        return x, None, None, None, *leaves
+
+
+def _visited_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    """The gradients of x and of the leaves' tensors."""
+    x, leaf, *leaves = ctx.saved_tensors
+    tensors = [x, *leaves]
+    again = torch.is_grad_enabled()  # a derivative of this derivative is wanted
+    with torch.enable_grad():
+        # A view of each, so that the gradient of one does not reach another from which it was computed.
+        own = [
+            None if t is None else t.view_as(t) if again else t.detach().requires_grad_(t.requires_grad)
+            for t in tensors
+        ]
+        y = select()[0].visit(own[0], leaf, Leaves._make(own[1:]), ctx.activation)
+        wanted = [t for t in own if t is not None and t.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
+    return [next(found) if t is not None and t.requires_grad else None for t in own]
+
+
+class Direct:
+    """The hard pass of one layer on a CPU, without asking again what was answered before.
+
+    A single sample takes the kernels a few microseconds, and the general way several times as much to find them. This
+    keeps the native backend's plan for as long as the parameters stay where they are, and steps back (returns None)
+    from everything that is not plain: a gradient, autocast, a tracer, another dtype or shape.
+    """
+
+    def __init__(self) -> None:
+        self.plan: native.Plan | None = None
+        self.activation: Activation = ""
+
+    def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
+        plan = self.plan
+        if (
+            plan is None
+            or torch.is_grad_enabled()
+            or type(x) is not Tensor
+            or x.dtype is not plan.dtype
+            or x.dim() == 0
+            or x.shape[-1] != plan.in_features
+            or not x.is_contiguous()
+            or not x.is_cpu
+            or chosen() not in ("auto", "native")
+            or torch.is_autocast_enabled("cpu")
+            or in_transform()
+            or is_watched()
+        ):
+            return None
+        weights = [t for t in parameters.values() if t is not None]
+        moved = native.pointers(weights) != plan.pointers or weights[0].dtype is not plan.dtype
+        if moved or activation != self.activation:
+            self.plan = None
+            return None
+        if x.dim() == 2:
+            return plan.run(x)
+        return restore(plan.run(x.view(-1, plan.in_features)), x)
+
+    def prepare(self, x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> None:
+        """Make a plan, if this is a case for one."""
+        weights = [t for t in (*tree, *leaves) if t is not None]
+        if self.plan is None and is_plain(x, *weights) and not native.unsupported(x, tree, leaves, activation):
+            self.plan, self.activation = native.Plan(tree, leaves, activation), activation
 
 
 def node_logits(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
@@ -95,7 +225,11 @@ def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The leaf that the hard pass uses at x (..., in): (...,) int64."""
     flat = flatten(x, tree.weight)
     with torch.no_grad(), no_autocast(flat):
-        leaf: Tensor = select()[0].route(flat.to(tree.weight.dtype), tree, activation)
+        flat = flat.to(tree.weight.dtype)
+        if as_operation(activation):
+            leaf: Tensor = ops.route(flat, *tree, activation)
+        else:
+            leaf = hard_engine(flat, tree, None, activation).route(flat, tree, activation)
     return leaf.reshape(x.shape[:-1])
 
 

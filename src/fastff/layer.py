@@ -107,6 +107,7 @@ class FFF(nn.Module):
         self.register_buffer("_temperature", torch.ones((), device=device, dtype=wide))
         self._logits: Tensor | None = None
         self._mixture: Tensor | None = None
+        self._direct = functional.Direct()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -125,7 +126,7 @@ class FFF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
-            return functional.hard(x, self._tree, self._leaves, activation=self.activation)
+            return self._hard(x)
         output, logits, mixture = functional.soft(
             x,
             self._tree,
@@ -138,6 +139,17 @@ class FFF(nn.Module):
         )
         remember(self, logits, _logits=logits, _mixture=mixture.detach())
         return output
+
+    def _hard(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            y = self._direct(x, self._parameters, self.activation)
+            if y is not None:
+                return y
+        tree, leaves = self._tree, self._leaves
+        y = functional.hard(x, tree, leaves, activation=self.activation)
+        if not torch.compiler.is_compiling():
+            self._direct.prepare(x, tree, leaves, self.activation)
+        return y
 
     def soft(self, x: Tensor) -> Tensor:
         """The soft pass, in any mode, without dropout, transposition and straight-through decisions."""
@@ -234,7 +246,7 @@ class FFF(nn.Module):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_logits": None, "_mixture": None}
+        return self.__dict__ | {"_logits": None, "_mixture": None, "_direct": functional.Direct()}
 
     def extra_repr(self) -> str:
         options: dict[str, Any] = {

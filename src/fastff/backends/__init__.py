@@ -1,55 +1,97 @@
 """The backends, and how one is chosen.
 
-Each backend is a module with the same functions: node_logits, leaf_hidden, mixture, mix, walk, route and visit.
-`reference` is the specification; the others must agree with it and exist to be faster. `triton` has the whole soft pass
-as one function, for the cases that it supports.
+`reference` is the specification: both passes and their parts (node_logits, leaf_hidden, mixture, mix, walk) as
+functions of tensors. `aten` has the same functions, arranged for speed, and runs anywhere. `native` (C++ on a CPU) and
+`triton` (a GPU) have the hard pass alone: route, visit and hard, for the cases that their `unsupported` has nothing
+against. The soft pass of a GPU is `triton_soft`.
 """
 
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from .._torch import is_plain
 from ..activations import Activation
-from . import aten, reference, triton
+from . import aten, native, reference, triton, triton_soft
 from .reference import Leaves, Tree
 
-TABLE: dict[str, ModuleType] = {"reference": reference, "aten": aten}
+TABLE: dict[str, ModuleType] = {"reference": reference, "aten": aten, "native": native, "triton": triton}
 _choice = "auto"
 
 
 def available() -> list[str]:
     """The backends that can run here."""
-    return list(TABLE)
+    missing = {"native": isinstance(native.library(), str), "triton": not (triton.INSTALLED and _has_gpu())}
+    return [name for name in TABLE if not missing.get(name)]
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def chosen() -> str:
+    """The name given to `backend`, or "auto"."""
+    return _choice
 
 
 def select() -> tuple[ModuleType, str]:
-    """The backend in force, and why it is that one."""
+    """The backend of the parts that `native` and `triton` lack, and why it is that one."""
+    if _choice == "reference":
+        return reference, "chosen by fastff.backend('reference')"
+    return aten, "auto: torch operations run everywhere" if _choice == "auto" else f"{_choice} has no such function"
+
+
+def select_hard(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> tuple[ModuleType, str]:
+    """The backend of a hard pass, or of its walk (no leaves) or leaf (no tree) alone, and why it is that one."""
+    if _choice in ("reference", "aten"):
+        return TABLE[_choice], f"chosen by fastff.backend({_choice!r})"
+    name = _choice if _choice != "auto" else "triton" if x.is_cuda else "native"
+    reason = _against(TABLE[name], x, tree, leaves, activation)
     if _choice == "auto":
-        return aten, "auto: torch operations run everywhere"
-    return TABLE[_choice], f"chosen by fastff.backend({_choice!r})"
+        return (aten, f"auto: {name} {reason}") if reason else (TABLE[name], f"auto: the fastest on {x.device.type}")
+    if reason:
+        raise ValueError(f"backend={name!r} cannot run this hard pass: it {reason}. fastff.backend('auto') would.")
+    return TABLE[name], f"chosen by fastff.backend({name!r})"
+
+
+def _against(module: ModuleType, x: Tensor, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> str:
+    """Why a backend of compiled kernels cannot serve; empty if it can."""
+    tensors = [t for t in (x, *(tree or ()), *(leaves or ())) if t is not None]
+    if not is_plain(*tensors):
+        return "runs on plain tensors, under no tracer, no torch.func transform and no forward-mode derivative"
+    reason: str = module.unsupported(x, tree, leaves, activation)
+    return reason
 
 
 def select_soft(
     x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, dropout: float
 ) -> tuple[ModuleType, str]:
     """The backend of a soft pass, and why it is that one."""
-    if _choice != "auto":
-        return select()
-    reason = triton.unsupported(x, tree, leaves, activation, dropout)
-    return (aten, f"auto: triton {reason}") if reason else (triton, "auto: a GPU, and a case that its kernels cover")
+    if _choice in ("reference", "aten"):
+        return TABLE[_choice], f"chosen by fastff.backend({_choice!r})"
+    if _choice == "native":
+        raise ValueError("backend='native' has the hard pass alone. Train under fastff.backend('auto').")
+    reason = triton_soft.unsupported(x, tree, leaves, activation, dropout)
+    if not reason:
+        return triton_soft, f"{_choice}: a GPU, and a case that its kernels cover"
+    if _choice == "triton":
+        raise ValueError(f"backend='triton' cannot run this soft pass: it {reason}. fastff.backend('auto') would.")
+    return aten, f"auto: triton {reason}"
 
 
 class backend:
     """Choose the backend by name: for good as a call, or for a block as a context manager.
 
     `fastff.backend("reference")`; `with fastff.backend("reference"): ...`. "auto" is the default. The choice holds for
-    the process; a name that is not available here raises.
+    the process; a name that is not available here raises, and so does a pass that the backend cannot run.
     """
 
     def __init__(self, name: str) -> None:
-        if name != "auto" and name not in TABLE:
-            raise ValueError(f"backend={name!r} is not available here. Available: auto, {', '.join(available())}.")
+        if name != "auto" and name not in available():
+            why = f" ({native.status()})" if name == "native" else ""
+            raise ValueError(f"backend={name!r} is not available here{why}. Available: auto, {', '.join(available())}.")
         global _choice
         self.name, self._previous = name, _choice
         _choice = name

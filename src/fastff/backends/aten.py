@@ -6,7 +6,9 @@ O(batch leaves) in time and memory. The mixed sum keeps the leaves' hidden layer
 which is as large as the hidden layer and cheap to compute again: a step needs about the memory of the dense layer's.
 
 Hard pass: all logits in one product while the tree is small, then the samples of each leaf together, so that a leaf's
-weights are read once and not copied. Where copies are small, on a GPU and under a tracer, it gathers them instead.
+weights are read once and not copied. Where copies are small, on a GPU and under a tracer, it gathers them instead. A
+layer that is small as a whole runs all of its leaves and masks those that were not reached: two products, no copies.
+(Numbers of an unreached leaf that are not finite then show.)
 """
 
 from typing import Any
@@ -16,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
-from .._torch import in_eager, is_batched
+from .._torch import in_eager, is_batched, is_watched
 from ..activations import Activation, function
 from . import reference
 from .reference import Leaves, Tree, node_logits, one_hot, walk
 
-__all__ = ["leaf_hidden", "mix", "mixture", "node_logits", "route", "visit", "walk"]
+__all__ = ["hard", "leaf_hidden", "mix", "mixture", "node_logits", "route", "visit", "walk"]
 
 
 def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
@@ -127,6 +129,9 @@ class _Mix(torch.autograd.Function):
 _NODES_PER_LEVEL = 64
 # up to so many weights copied per leaf, a gather of the leaves' weights beats a product for each leaf.
 _COPIED_PER_LEAF = 2**14
+# A layer of so many leaves and leaf weights at most runs them all.
+_MASKED_LEAVES = 32
+_MASKED = 2**17
 # And so many weights at most are copied at a time, to bound the memory.
 _COPIED = 2**27
 
@@ -138,12 +143,42 @@ def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
     return reference.route(x, tree, activation)
 
 
+def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
+    """The hard pass: route, then visit."""
+    return visit(x, route(x, tree, activation), leaves, activation)
+
+
+def _arrangement(x: Tensor, leaves: Leaves) -> str:
+    """How the leaves run: all of them, "masked"; a copy of one for each sample, "gathered"; or "grouped"."""
+    weight = leaves.in_weight[0].numel() + leaves.out_weight[0].numel()
+    if len(leaves.in_weight) <= _MASKED_LEAVES and leaves.in_weight.numel() + leaves.out_weight.numel() <= _MASKED:
+        return "masked"
+    # Grouping reads the leaf numbers, which a tracer cannot and a GPU would have to stop for.
+    if not in_eager() or is_watched() or x.device.type != "cpu":
+        return "gathered"
+    batch = x.shape[0]
+    return "gathered" if batch * weight <= _COPIED_PER_LEAF * min(batch, len(leaves.in_weight)) else "grouped"
+
+
+def describe(x: Tensor, tree: Tree, leaves: Leaves) -> str:
+    """What happens to a batch of this size."""
+    return {
+        "masked": "dense, all leaves run and those that were not reached are masked",
+        "gathered": "the weights of each sample's leaf are copied together",
+        "grouped": "leaf by leaf, with the samples that reached it",
+    }[_arrangement(x, leaves)]
+
+
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
-    if not in_eager():
+    arrangement = _arrangement(x, leaves)
+    if arrangement == "masked":
+        hidden = leaf_hidden(x, leaves, activation)
+        # Not `mix` of this file, which has no forward-mode derivative.
+        return reference.mix(hidden, one_hot(leaf, hidden.shape[1], hidden.dtype), leaves)
+    if not in_eager() or is_watched():
         return reference.visit(x, leaf, leaves, activation)
     batch, weight = x.shape[0], leaves.in_weight[0].numel() + leaves.out_weight[0].numel()
-    # Grouping reads the leaf numbers, which a GPU would have to stop for.
-    if x.device.type != "cpu" or batch * weight <= _COPIED_PER_LEAF * min(batch, len(leaves.in_weight)):
+    if arrangement == "gathered":
         parts = zip(x.split(_COPIED // weight + 1), leaf.split(_COPIED // weight + 1), strict=True)
         return torch.cat([reference.visit(part, at, leaves, activation) for part, at in parts])
     if batch == 1:

@@ -123,6 +123,11 @@ def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
     return node - heap.num_nodes(depth)
 
 
+def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
+    """The hard pass: route, then visit."""
+    return visit(x, route(x, tree, activation), leaves, activation)
+
+
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     """The output of one leaf a sample: (batch, out)."""
     column = x.unsqueeze(-1)  # (batch, in, 1)

@@ -157,7 +157,7 @@ def _weigh(
     first = _rows(first)
     packed, logits, mixture = _outputs(first, depth, leaf_width, bias)
     if len(first):
-        from .triton_kernels import weigh_forward
+        from .triton_soft_kernels import weigh_forward
 
         options = _options(depth, leaf_width, activation, bias, flip is not None, hard)
         flip = first if flip is None else flip
@@ -183,7 +183,7 @@ def _weigh_backward(
     first, d_packed, d_logits = _rows(first), _rows(d_packed), d_logits.contiguous()
     d_first = first.new_empty(first.shape)
     if len(first):
-        from .triton_kernels import weigh_backward
+        from .triton_soft_kernels import weigh_backward
 
         options = _options(depth, leaf_width, activation, bias, flip is not None, hard)
         flip = first if flip is None else flip

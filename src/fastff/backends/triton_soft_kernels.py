@@ -8,52 +8,7 @@ operand. The whole tree of a sample sits in the registers of a program, so neith
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _tanh(x):
-    # (1 - e) / (1 + e) cancels near 0, where the series is exact to rounding.
-    e = tl.exp(-2 * tl.abs(x))
-    large = (1 - e) / (1 + e)
-    s = x * x
-    small = x * (1 - s * (1 / 3 - s * (2 / 15 - s * (17 / 315))))
-    return tl.where(tl.abs(x) < 0.1, small, tl.where(x < 0, -large, large))
-
-
-@triton.jit
-def _act(x, ACT: tl.constexpr):
-    if ACT == "relu":
-        y = tl.where(x > 0, x, x * 0)  # not 0: a NaN stays one
-    elif ACT == "gelu":
-        y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
-    elif ACT == "gelu_tanh":
-        y = 0.5 * x * (1 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-    elif ACT == "silu":
-        y = x * tl.sigmoid(x)
-    elif ACT == "tanh":
-        y = _tanh(x)
-    else:
-        y = x
-    return y
-
-
-@triton.jit
-def _act_slope(x, ACT: tl.constexpr):
-    if ACT == "relu":
-        y = tl.where(x > 0, 1.0, x * 0)
-    elif ACT == "gelu":
-        y = 0.5 * (1 + tl.erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
-    elif ACT == "gelu_tanh":
-        t = _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
-        y = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x)
-    elif ACT == "silu":
-        s = tl.sigmoid(x)
-        y = s * (1 + x * (1 - s))
-    elif ACT == "tanh":
-        t = _tanh(x)
-        y = 1 - t * t
-    else:
-        y = x * 0 + 1
-    return y
+from .triton_activations import act, slope
 
 
 @triton.jit
@@ -106,9 +61,9 @@ def weigh_forward(
     inside = (neuron < L)[None, :] & (leaf >= 0)[:, None]
     hidden = tl.load(first_ptr + column, inside, 0).to(tl.float32)
     if GATED:
-        hidden = _act(tl.load(first_ptr + WIDTH + column, inside, 0).to(tl.float32), ACT) * hidden
+        hidden = act(tl.load(first_ptr + WIDTH + column, inside, 0).to(tl.float32), ACT) * hidden
     else:
-        hidden = _act(hidden, ACT)
+        hidden = act(hidden, ACT)
     tl.store(packed_ptr + column, (hidden * weight[:, None]).to(dtype), inside)
     if BIAS:
         tl.store(packed_ptr + WIDTH + leaf, weight.to(dtype))
@@ -153,12 +108,12 @@ def weigh_backward(
     d_hidden = d_product * used[:, None]
     if GATED:
         gate = tl.load(first_ptr + WIDTH + column, inside, 0).to(tl.float32)
-        hidden = _act(gate, ACT) * x
-        tl.store(d_first_ptr + column, (d_hidden * _act(gate, ACT)).to(dtype), inside)
-        tl.store(d_first_ptr + WIDTH + column, (d_hidden * x * _act_slope(gate, ACT)).to(dtype), inside)
+        hidden = act(gate, ACT) * x
+        tl.store(d_first_ptr + column, (d_hidden * act(gate, ACT)).to(dtype), inside)
+        tl.store(d_first_ptr + WIDTH + column, (d_hidden * x * slope(gate, ACT)).to(dtype), inside)
     else:
-        hidden = _act(x, ACT)
-        tl.store(d_first_ptr + column, (d_hidden * _act_slope(x, ACT)).to(dtype), inside)
+        hidden = act(x, ACT)
+        tl.store(d_first_ptr + column, (d_hidden * slope(x, ACT)).to(dtype), inside)
     d_weight = tl.sum(tl.where(inside, d_product * hidden, 0.0), 1)
     if BIAS:
         d_weight += tl.load(d_packed_ptr + WIDTH + leaf).to(tl.float32)

@@ -1,0 +1,69 @@
+"""The hard pass as registered operations, for torch.compile, which cannot look into compiled kernels.
+
+The backend is chosen when an operation runs. The operations have no derivative: where one is needed, the compiler gets
+the plain operations of `aten`. So does an export, which must run where fastff is not installed.
+"""
+
+import torch
+from torch import Tensor
+
+from . import select_hard
+from .reference import Leaves, Tree
+
+
+def _hard(
+    x: Tensor,
+    node_weight: Tensor,
+    node_bias: Tensor,
+    node_out_weight: Tensor | None,
+    node_out_bias: Tensor | None,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    activation: str,
+) -> Tensor:
+    tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
+    leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
+    y: Tensor = select_hard(x, tree, leaves, activation)[0].hard(x, tree, leaves, activation)
+    return y
+
+
+def _route(
+    x: Tensor,
+    node_weight: Tensor,
+    node_bias: Tensor,
+    node_out_weight: Tensor | None,
+    node_out_bias: Tensor | None,
+    activation: str,
+) -> Tensor:
+    tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
+    leaf: Tensor = select_hard(x, tree, None, activation)[0].route(x, tree, activation)
+    return leaf
+
+
+def _visit(
+    x: Tensor,
+    leaf: Tensor,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    activation: str,
+) -> Tensor:
+    leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
+    y: Tensor = select_hard(x, None, leaves, activation)[0].visit(x, leaf, leaves, activation)
+    return y
+
+
+hard = torch.library.custom_op("fastff::hard", _hard, mutates_args=())
+route = torch.library.custom_op("fastff::route", _route, mutates_args=())
+visit = torch.library.custom_op("fastff::visit", _visit, mutates_args=())
+
+hard.register_fake(lambda x, *rest: x.new_empty(x.shape[0], rest[6].shape[-1]))
+route.register_fake(lambda x, *_: x.new_empty(x.shape[0], dtype=torch.int64))
+visit.register_fake(lambda x, leaf, *rest: x.new_empty(x.shape[0], rest[2].shape[-1]))

@@ -1,0 +1,106 @@
+import pytest
+import torch
+
+import fastff
+from fastff.backends import available, native
+from helpers import make
+
+needs_native = pytest.mark.skipif("native" not in available(), reason="native backend not built")
+
+
+def test_evaluation():
+    layer, x = make(dtype=torch.float32).eval(), torch.randn(2, 3, 5)
+    with torch.no_grad():
+        found = fastff.explain(layer, x)
+    assert found.mode == "hard"
+    assert found.backend == ("native" if "native" in available() else "aten")
+    assert found.others["triton"] == "needs a CUDA tensor; got device cpu"
+    lines = str(found).splitlines()
+    assert lines[0] == f"hard pass by {found.backend} ({found.reason}): {found.how}"
+    assert "not triton: needs a CUDA tensor; got device cpu" in lines
+    assert found.reason == "auto: the fastest on cpu" or "native" not in available()
+
+
+def test_training():
+    layer, x = make(dtype=torch.float32), torch.randn(3, 5)
+    found = fastff.explain(layer, x)
+    assert (found.mode, found.backend) == ("soft", "aten")
+    assert "needs a CUDA tensor" in found.reason
+    assert str(found).startswith("soft pass by aten (auto: triton needs a CUDA tensor; got device cpu): two matrix")
+    with fastff.backend("reference"):
+        found = fastff.explain(layer, x)
+    assert (found.backend, found.reason, found.how) == (
+        "reference",
+        "chosen by fastff.backend('reference')",
+        "as it is written",
+    )
+
+
+@needs_native
+def test_why_native_is_not_chosen():
+    x = torch.randn(3, 5)
+    found = fastff.explain(make(dtype=torch.float32, activation=torch.sin).eval(), x)
+    assert found.backend == "aten"
+    assert found.others["native"] == "has kernels for named activations only"
+    assert found.reason == "auto: native has kernels for named activations only"
+    found = fastff.explain(make().eval(), x.double())
+    assert found.backend == "aten"
+    assert found.others["native"] == "has kernels for float32 and bfloat16; got torch.float64"
+    with fastff.backend("aten"):
+        found = fastff.explain(make(dtype=torch.float32).eval(), x)
+    assert (found.backend, found.reason) == ("aten", "chosen by fastff.backend('aten')")
+    assert "native" not in found.others
+    with fastff.backend("native"), pytest.raises(ValueError, match="cannot run this hard pass"):
+        fastff.explain(make().eval(), x.double())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"depth": 2}, "all leaves run"),
+        ({"depth": 6}, "are copied together"),
+        ({"in_features": 300, "leaf_width": 64}, "leaf by leaf"),
+    ],
+)
+def test_what_torch_does_with_it(sizes, words):
+    layer = make(**sizes).eval()
+    with fastff.backend("aten"):
+        assert words in fastff.explain(layer, torch.randn(9, layer.in_features, dtype=torch.float64)).how
+
+
+@needs_native
+def test_gradients_and_autocast():
+    layer, x = make(dtype=torch.float32).eval(), torch.randn(3, 5)
+    assert "backward" in fastff.explain(layer, x).how
+    with torch.no_grad():
+        assert "backward" not in fastff.explain(layer, x).how
+        with torch.autocast("cpu", torch.bfloat16):
+            assert fastff.explain(layer, x.bfloat16()).backend == "native"  # with the weights as they are
+    assert "backward" not in fastff.explain(layer.requires_grad_(False), x).how
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fastff.explain(layer.train(), x).backend == "aten"
+
+
+def test_native_missing(monkeypatch):
+    """It says so, and the layer works."""
+    layer, x = make(dtype=torch.float32).eval(), torch.randn(3, 5)
+    why = "not built: fastff was installed without a C++ compiler; install one, then fastff again"
+    monkeypatch.setattr(native, "library", lambda: why)
+    assert "native" not in available()
+    with torch.no_grad():
+        found = fastff.explain(layer, x)
+        y = layer(x)
+        with fastff.backend("reference"):
+            torch.testing.assert_close(y, layer(x))
+    assert (found.backend, found.reason) == ("aten", f"auto: native {why}")
+    assert f"not native: {why}" in str(found)
+    with pytest.raises(ValueError, match=r"backend='native' is not available here \(not built: fastff was installed"):
+        fastff.backend("native")
+
+
+def test_bad_arguments():
+    layer = make().eval()
+    with pytest.raises(TypeError, match="explain expects an FFF layer; got Linear"):
+        fastff.explain(torch.nn.Linear(5, 4), torch.randn(3, 5))
+    with pytest.raises(ValueError, match=r"expects inputs of shape \(..., 5\)"):
+        fastff.explain(layer, torch.randn(3, 4))
