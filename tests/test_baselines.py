@@ -10,7 +10,6 @@ from torch import nn
 
 import fastff
 import oracle
-from fastff.backends import available
 from fastff.baselines import smooth_load, top_k_gates
 
 
@@ -49,7 +48,7 @@ def random_moe(**options):
     return layer
 
 
-@pytest.mark.parametrize("backend", available())
+@pytest.mark.parametrize("backend", ["reference", "aten"])  # float64
 @pytest.mark.parametrize("k", [1, 2, 6])
 @pytest.mark.parametrize("activation", ["relu", "geglu"])
 def test_eval_is_the_weighted_sum_of_the_k_best_without_noise(backend, k, activation):

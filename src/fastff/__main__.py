@@ -1,0 +1,5 @@
+"""`python -m fastff` is the command `fastff`."""
+
+from .cli import main
+
+main()

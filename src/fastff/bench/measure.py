@@ -1,0 +1,233 @@
+"""Measure a case: build, check, time in turn, compare."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+import fastff
+
+from ..backends import TABLE, available
+from .answers import Answer, dense_answer, gate_answer, judge, tree_answer
+from .case import Case, count_visited, floor_bytes, lack_of_memory
+from .models import Call, Problem, dense, dense_seconds, gather, mixture_of_experts, working_bytes
+from .timing import EagerRunner, GraphRunner, OtherLoad, Runner, Times, fastest, interleave, too_slow
+
+MODELS = ("FF", "gather", "MoE", "FFF")
+_CHECKED_SAMPLES = 64  # at least, over several inputs if need be: the error of a few numbers is a matter of luck
+
+
+@dataclass
+class Result:
+    """One model on one case. `times` is None if it is wrong or was left out; `note` says why."""
+
+    model: str
+    backend: str
+    status: str = "ok"  # ok, wrong, skipped
+    times: Times | None = None
+    error: float | None = None
+    allowed: float | None = None
+    note: str = ""
+
+
+@dataclass
+class Measurement:
+    """A case and all results on it."""
+
+    case: Case
+    results: list[Result] = field(default_factory=list)
+    leaves: float = 0.0  # different ones that a batch visits
+    nodes: float = 0.0
+    bandwidth: float = 0.0  # bytes per second
+    other_load: float | None = None  # cores that other processes kept busy meanwhile
+
+    @property
+    def floor_us(self) -> float | None:
+        """The time of the byte floor."""
+        if not self.bandwidth or not self.leaves:
+            return None
+        return 1e6 * floor_bytes(self.case, self.leaves, self.nodes) / self.bandwidth
+
+    def median(self, model: str, backend: str = "") -> float | None:
+        found = [r.times.median for r in self.results if r.model == model and r.times and backend in ("", r.backend)]
+        return min(found, default=None)
+
+    def speedup(self, result: Result, over: str) -> float | None:
+        """How many times faster than another model. MoE has the same leaf kernel; against auto it has the best."""
+        if result.times is None:
+            return None
+        same = result.backend if over == "MoE" and result.backend != "auto" else ""
+        other = self.median(over, same)
+        return None if other is None else other / result.times.median
+
+    def times_floor(self, result: Result) -> float | None:
+        floor = self.floor_us
+        return None if floor is None or result.times is None else result.times.median / floor
+
+
+def backends_for(names: Sequence[str] = ()) -> list[str]:
+    """The names given, checked; by default every backend that can run here, and auto."""
+    for name in names:
+        if name != "auto" and name not in available():
+            raise ValueError(f"backend={name!r} is not available here. Available: auto, {', '.join(available())}.")
+    return list(dict.fromkeys(names)) if names else [*available(), "auto"]
+
+
+def planned(models: Sequence[str], backends: Sequence[str]) -> list[tuple[str, str]]:
+    """The (model, backend) pairs of a case, in the order of its results."""
+    pairs = []
+    for model in models:
+        if model in ("FF", "gather"):
+            pairs.append((model, ""))
+        else:
+            pairs += [(model, name) for name in backends if (model, name) != ("MoE", "auto")]
+    return pairs
+
+
+def measure(
+    case: Case,
+    *,
+    backends: Sequence[str] = (),
+    models: Sequence[str] = MODELS,
+    bandwidth: float = 0.0,
+    budget: float = 20.0,
+    samples: int = 100,
+    opponent: nn.Module | None = None,
+) -> Measurement:
+    """All results of a case. `bandwidth` in bytes per second gives the floor; `opponent` stands in for the FF.
+
+    `budget` is about the seconds that the timing takes; a model that cannot be timed within it is left out and said so.
+    """
+    backends = backends_for(backends)
+    found = Measurement(case, [Result(*pair) for pair in planned(models, backends)], bandwidth=bandwidth)
+    lack = lack_of_memory(case.parameter_bytes, case.device)
+    if lack:
+        for result in found.results:
+            result.status, result.note = "skipped", f"the layer {lack}"
+        return found
+    with _own_stream(case), torch.inference_mode():
+        problem = _problem(case)
+        bench = _Bench(problem, opponent, budget)
+        found.leaves, found.nodes = bench.leaves, bench.nodes
+        runners = {}
+        for i, result in enumerate(found.results):
+            runner = bench.prepare(result)
+            if runner is not None:
+                runners[str(i)] = runner
+        load = OtherLoad()
+        times, skipped = interleave(runners, budget=budget, samples=samples)
+        found.other_load = load.cores() if case.device == "cpu" else None
+        for i, result in enumerate(found.results):
+            result.times = times.get(str(i))
+            if str(i) in skipped:
+                result.status, result.note = "skipped", skipped[str(i)]
+    return found
+
+
+@torch.inference_mode(False)
+def _problem(case: Case) -> Problem:
+    with torch.random.fork_rng():
+        return Problem(case)
+
+
+@contextmanager
+def _own_stream(case: Case) -> Iterator[None]:
+    """Graphs cannot be captured on the default stream."""
+    if case.device != "cuda":
+        yield
+        return
+    torch.cuda.empty_cache()  # the graphs of the case before
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield
+        torch.cuda.synchronize()
+
+
+class _Bench:
+    """Makes runners of a case and checks them."""
+
+    def __init__(self, problem: Problem, opponent: nn.Module | None, budget: float) -> None:
+        self.problem, self.case, self.opponent, self.budget = problem, problem.case, opponent, budget
+        self.checked = min(len(problem.inputs), -(-_CHECKED_SAMPLES // self.case.batch))
+        self.answers: dict[str, Answer] = {}
+        tree, leaves, act = problem.tree, problem.leaves, self.case.activation
+        x = self._stack(problem.inputs)
+        self.answers["FFF"], leaf = tree_answer(x, tree, leaves, act)
+        self.answers["gather"] = self.answers["FFF"]
+        counts = [count_visited(part, self.case.depth) for part in leaf.split(self.case.batch)]
+        self.leaves, self.nodes = (sum(column) / len(counts) for column in zip(*counts, strict=True))
+        if self.case.device == "cuda":
+            size = max(2**28, 4 * torch.cuda.get_device_properties().L2_cache_size)
+            self.scratch = torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    def prepare(self, result: Result) -> Runner | None:
+        """A runner whose output is right; otherwise None, and the result says why."""
+        reason = self._cannot(result)
+        if reason:
+            result.status, result.note = "skipped", reason
+            return None
+        try:
+            return self._right(result)
+        except torch.OutOfMemoryError as error:
+            result.status, result.note = "skipped", str(error).splitlines()[0]
+        except (RuntimeError, ValueError, TypeError) as error:  # as wrong as a wrong output, and worth going on
+            result.status, result.note = "wrong", f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return None
+
+    def _right(self, result: Result) -> Runner | None:
+        runner = fastest([self._runner(call, result.backend or "auto") for call in self._calls(result)])
+        if result.model == "FF" and self.opponent is not None:
+            return runner
+        answer = self._answer(result.model)
+        if not len(answer.rows):
+            result.status, result.note = "skipped", "no sample has its decisions above rounding: nothing to check by"
+            return None
+        verdict = judge(self._stack([runner.output(i) for i in range(self.checked)]), answer)
+        result.error, result.allowed = verdict.error, verdict.allowed
+        if not verdict.right:
+            result.status = "wrong"
+            result.note = f"relative error {verdict.error:.2g}, allowed {verdict.allowed:.2g}"
+            return None
+        if result.model == "FFF" and result.backend == "auto":
+            result.note = " ".join(str(fastff.explain(self.problem.layer, self.problem.inputs[0])).split())
+        return runner
+
+    def _stack(self, tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(tensors[: self.checked]))
+
+    def _answer(self, model: str) -> Answer:
+        if model not in self.answers:
+            problem, x = self.problem, self._stack(self.problem.inputs)
+            if model == "FF":
+                self.answers[model] = dense_answer(x, problem.leaves, self.case.activation, problem.out_bias)
+            else:
+                self.answers[model] = gate_answer(x, problem.gate, problem.leaves, self.case.activation)
+        return self.answers[model]
+
+    def _cannot(self, result: Result) -> str:
+        ops = TABLE.get(result.backend)
+        if ops is not None and hasattr(ops, "unsupported"):
+            tree = self.problem.tree if result.model == "FFF" else None
+            reason: str = ops.unsupported(self.problem.inputs[0], tree, self.problem.leaves, self.case.activation)
+            if reason:
+                return reason
+        lack = lack_of_memory(working_bytes(self.case, result.model, result.backend), self.case.device)
+        if lack or result.model != "FF" or self.opponent is not None:
+            return lack
+        return too_slow(1e6 * dense_seconds(self.problem), self.budget)
+
+    def _calls(self, result: Result) -> Sequence[Call]:
+        """Ways to run a model, of which the fastest counts."""
+        if result.model == "FF":
+            return dense(self.problem) if self.opponent is None else [self.opponent]
+        if result.model == "gather":
+            return [gather(self.problem)]
+        if result.model == "MoE":
+            return [mixture_of_experts(self.problem, TABLE[result.backend])]
+        return [self.problem.layer]
+
+    def _runner(self, call: Call, name: str) -> Runner:
+        if self.case.device == "cuda":
+            return GraphRunner(call, self.problem.inputs, name, self.scratch)
+        return EagerRunner(call, self.problem.inputs, name)

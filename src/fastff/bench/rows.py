@@ -1,0 +1,163 @@
+"""Rows of results in a CSV file: written whole or not at all, and never measured twice."""
+
+import csv
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastff
+
+from .case import Case
+from .measure import Measurement
+
+Row = dict[str, Any]
+
+ABOUT = ["date", "machine", "threads", "torch", "python", "fastff", "commit", "tf32", "command"]
+SIZE = ["in", "out", "leaf_width", "depth", "node_width", "activation", "batch", "dtype", "device"]
+FOUND = [
+    *["model", "backend", "status", "median_us", "p20_us", "p80_us", "samples"],
+    *["speedup_dense", "speedup_gather", "speedup_moe", "floor_us", "times_floor", "bandwidth_gb_s", "other_load"],
+    *["error", "allowed_error", "note"],
+]
+COLUMNS = [*ABOUT, *SIZE, *FOUND]
+WORDS = {*ABOUT, "activation", "dtype", "device", "model", "backend", "status", "note"}  # the rest are numbers
+# What makes two rows the same measurement.
+KEY = ["machine", "threads", "commit", "tf32", *SIZE, "model", "backend"]
+
+
+def about(device: str, command: str, commit: str) -> Row:
+    """Where, when and how rows are taken."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(device),
+        "threads": torch.get_num_threads() if device == "cpu" else "",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "fastff": fastff.__version__,
+        "commit": commit,
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if device == "cuda" else "",
+        "command": command,
+    }
+
+
+def rows_of(found: Measurement, about: Row) -> list[Row]:
+    """The results of a case as rows: `about` says where, when and how they were taken."""
+    made = []
+    for result in found.results:
+        times = result.times
+        floor = found.floor_us
+        made.append(
+            about
+            | found.case.columns
+            | {
+                "model": result.model,
+                "backend": result.backend,
+                "status": result.status,
+                "median_us": times and times.median,
+                "p20_us": times and times.p20,
+                "p80_us": times and times.p80,
+                "samples": times and times.samples,
+                "speedup_dense": found.speedup(result, "FF"),
+                "speedup_gather": found.speedup(result, "gather"),
+                "speedup_moe": found.speedup(result, "MoE") if result.model == "FFF" else None,
+                "floor_us": floor,
+                "times_floor": found.times_floor(result) if result.model == "FFF" else None,
+                "bandwidth_gb_s": found.bandwidth / 1e9 or None,
+                "other_load": found.other_load,
+                "error": result.error,
+                "allowed_error": result.allowed,
+                "note": result.note,
+            }
+        )
+    return made
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def checkout() -> str:
+    """The commit of the checkout that this code runs from, with a + if it was changed since; empty without one."""
+    here = Path(__file__).parent
+    if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return ""
+    commit, changes = _git(here, "rev-parse", "--short", "HEAD"), _git(here, "status", "--porcelain", "-uno", "..")
+    return f"{commit}+" if changes else commit or ""
+
+
+def _git(where: Path, *command: str) -> str | None:
+    try:
+        run = subprocess.run(["git", *command], cwd=where, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file, numbers as numbers; none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != COLUMNS:
+            raise ValueError(f"{path} has other columns than the rows of fastff bench. Choose another --output.")
+        return [{name: _parse(name, value) for name, value in row.items()} for row in reader]
+
+
+def append(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a file. It is replaced as a whole: whoever interrupts finds the old rows or all of them."""
+    everything = [*read(path), *rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows({name: _text(value) for name, value in row.items()} for row in everything)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def key(row: Row) -> tuple[str, ...]:
+    return tuple(_text(row[name]) for name in KEY)
+
+
+def is_done(case: Case, pairs: Iterable[tuple[str, str]], about: Row, done: set[tuple[str, ...]]) -> bool:
+    """Whether all (model, backend) pairs of a case are among the keys of rows. Ratios need all of them at once."""
+    return all(key(about | case.columns | {"model": model, "backend": name}) in done for model, name in pairs)
+
+
+def finished(rows: Iterable[Row]) -> set[tuple[str, ...]]:
+    """The keys of the rows that need not be measured again; a wrong one has to be."""
+    return {key(row) for row in rows if row["status"] != "wrong"}
+
+
+def command_line() -> str:
+    return " ".join(["fastff", *sys.argv[1:]])
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _parse(name: str, value: str) -> Any:
+    if name in WORDS:
+        return value
+    if value == "":
+        return None
+    return int(value) if value.lstrip("-").isdigit() else float(value)

@@ -1,0 +1,63 @@
+"""Flags as they are typed, read and checked: an error names the flag, what it takes and what it got."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import typer
+
+from ..bench.case import DEVICES
+
+
+@contextmanager
+def bad_flags() -> Iterator[None]:
+    """What the package says about a value, as an error of the command line."""
+    try:
+        yield
+    except (ValueError, TypeError, MemoryError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def a_device(name: str) -> str:
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if one("--device", name, DEVICES) == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("--device cuda needs a GPU that torch can use; there is none here. Use cpu.")
+    return name
+
+
+def words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def one(flag: str, text: str, known: Sequence[str]) -> str:
+    if text not in known:
+        raise typer.BadParameter(f"{flag} is one of {', '.join(known)}; got {text!r}.")
+    return text
+
+
+def among(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    found = words(text)
+    wrong = [word for word in found if word not in known]
+    if wrong or not found:
+        raise typer.BadParameter(f"{flag} is a list of {', '.join(known)}; got {text!r}.")
+    return list(dict.fromkeys(found))
+
+
+def numbers(flag: str, text: str, least: int) -> list[int]:
+    """A list such as 3,5 or 1-8, empty if there is none."""
+    found: list[int] = []
+    for word in words(text):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not least <= first <= last:
+            raise typer.BadParameter(f"{flag} is a list of numbers from {least} up, such as 3,5 or 1-8; got {text!r}.")
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
+
+
+def microseconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(us|µs|ms|s)", text.strip())
+    if not match or not float(match[1]):
+        raise typer.BadParameter(f"--latency is a time with its unit, such as 20us, 1.5ms or 2s; got {text!r}.")
+    return float(match[1]) * {"us": 1, "µs": 1, "ms": 1e3, "s": 1e6}[match[2]]

@@ -1,0 +1,174 @@
+"""The paper's user manual as a function: which leaf width and depth to replace a feedforward layer of width w with.
+
+Case 1, "I want faster inference": choose a leaf width l << w that fits the budget, then depths d >= log2(w / l).
+Case 2, "I want a partition of the input space": choose d with 2**d regions, then leaf widths l >= w 2**-d.
+
+    plan(768, 768, 3072, latency_us=20)
+    plan(768, 768, 3072, regions=64)
+
+The sizes are the paper's arithmetic; the times are measured here, on the layer as it is called, beside the dense layer.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from .baselines import FF
+from .bench import Case, measure
+from .bench.models import seconds_of
+from .checks import check_int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to build the layer. Sizes in neurons, as in the paper."""
+
+    leaf_width: int
+    depth: int
+    training_width: int
+    training_size: int
+    inference_width: int
+    inference_size: int
+    parameter_bytes: int
+    time_us: float | None = None
+    dense_us: float | None = None  # of the dense layer of width w, in the same run
+    fits: bool | None = None  # None without a budget
+    note: str = ""  # why there is no time
+
+    @property
+    def speedup(self) -> float | None:
+        return None if self.time_us is None or self.dense_us is None else self.dense_us / self.time_us
+
+
+def plan(
+    in_features: int,
+    out_features: int,
+    width: int,
+    *,
+    latency_us: float | None = None,
+    speedup: float | None = None,
+    neurons: int | None = None,
+    regions: int | None = None,
+    batch: int = 1,
+    dtype: str = "float32",
+    device: str = "cpu",
+    activation: str = "relu",
+    node_width: int = 1,
+    deeper: int = 1,
+    timed: bool = True,
+    seconds: float = 0.1,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Choice]:
+    """The choices for a layer in place of a dense one of this width, best first.
+
+    Args:
+        latency_us: a call on the batch may take so many microseconds.
+        speedup: it must be so many times faster than the dense layer.
+        neurons: its inference size, depth * node_width + leaf_width, may be so large.
+        regions: Case 2, at least so many leaves.
+        deeper: in Case 1, so many levels beyond those that the width asks for.
+        timed: whether to measure; a latency or a speed-up asks for it.
+        seconds: about what the timing of one choice takes.
+        progress: is told how many choices of how many are done.
+
+    Several budgets hold together. Of what fits, the widest leaf is first: it has the most to answer with, and a leaf
+    that is too narrow for its region is what costs accuracy. What does not fit follows, the nearest first.
+    """
+    check_int("width", width, 1)
+    for name, value in {"latency_us": latency_us, "speedup": speedup, "neurons": neurons, "regions": regions}.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive; got {value}.")
+    if (latency_us is not None or speedup is not None) and not timed:
+        raise ValueError("a latency or a speed-up has to be measured. Leave timed=True, or give neurons.")
+    cases = [
+        Case(in_features, out_features, leaf_width, depth, batch, dtype, device, node_width, activation)
+        for leaf_width, depth in sizes(width, regions, deeper)
+    ]
+    dense = _dense(cases[0], width) if timed else None
+    if dense:
+        # Enough for some calls of the dense layer, however slow.
+        x = torch.zeros(batch, in_features, device=device, dtype=cases[0].torch_dtype)
+        with torch.inference_mode():
+            seconds = max(seconds, 10 * min(seconds_of(dense, x) for _ in range(2)))
+    choices = []
+    for i, case in enumerate(cases):
+        time_us, dense_us, note = _timed(case, dense, seconds) if dense else (None, None, "")
+        choice = Choice(
+            case.leaf_width,
+            case.depth,
+            case.training_width,
+            (case.num_leaves - 1) * node_width + case.training_width,
+            case.leaf_width,
+            case.depth * node_width + case.leaf_width,
+            case.parameter_bytes,
+            time_us,
+            dense_us,
+            note=note,
+        )
+        choices.append(choice)
+        if progress is not None:
+            progress(i + 1, len(cases))
+    return rank(choices, latency_us, speedup, neurons)
+
+
+def sizes(width: int, regions: int | None = None, deeper: int = 1) -> list[tuple[int, int]]:
+    """The (leaf_width, depth) pairs to look at.
+
+    Case 1: for every depth the narrowest leaf with 2**depth * leaf_width >= width, and that leaf in deeper trees.
+    Case 2: the least depth with enough leaves; the narrowest leaf for the width, and wider ones.
+    """
+    if regions is not None:
+        depth = (regions - 1).bit_length()
+        least = -(-width >> depth)
+        return [(least * factor, depth) for factor in (1, 2, 4, 8)]
+    found: dict[tuple[int, int], None] = {}
+    for depth in range(1, max(2, (width - 1).bit_length() + 1)):
+        for extra in range(deeper + 1):
+            found[-(-width >> depth), depth + extra] = None
+    return sorted(found, key=lambda size: (-size[0], size[1]))
+
+
+def rank(
+    choices: list[Choice], latency_us: float | None = None, speedup: float | None = None, neurons: int | None = None
+) -> list[Choice]:
+    """The choices with their `fits`, best first."""
+    if latency_us is None and speedup is None and neurons is None:
+        return choices
+    marked = []
+    for choice in choices:
+        fits = (
+            (neurons is None or choice.inference_size <= neurons)
+            and (latency_us is None or (choice.time_us is not None and choice.time_us <= latency_us))
+            and (speedup is None or (choice.speedup is not None and choice.speedup >= speedup))
+        )
+        marked.append(replace(choice, fits=fits))
+    timed = latency_us is not None or speedup is not None
+
+    def order(choice: Choice) -> tuple[float, ...]:
+        if choice.fits:
+            return (0, -choice.leaf_width, choice.depth)
+        short = math.inf if choice.time_us is None else choice.time_us
+        return (1, short if timed else choice.inference_size, choice.inference_size)
+
+    return sorted(marked, key=order)
+
+
+def _dense(case: Case, width: int) -> FF:
+    with torch.random.fork_rng():
+        return FF(
+            case.in_features,
+            case.out_features,
+            width=width,
+            activation=case.activation,
+            device=torch.device(case.device),
+            dtype=case.torch_dtype,
+        ).eval()
+
+
+def _timed(case: Case, dense: FF, seconds: float) -> tuple[float | None, float | None, str]:
+    """The microseconds of the layer and of the dense layer, and why they are missing."""
+    found = measure(case, backends=["auto"], models=["FF", "FFF"], budget=seconds, samples=30, opponent=dense)
+    (note,) = [result.note if result.status != "ok" else "" for result in found.results if result.model == "FFF"]
+    return found.median("FFF"), found.median("FF"), note

@@ -1,0 +1,242 @@
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+from typer.testing import CliRunner
+
+import fastff
+from fastff.backends import TABLE
+from fastff.bench import rows as store
+from fastff.cli.commands import app
+
+ROOT = Path(__file__).parent.parent
+SIZE = "bench size --in 20 --out 12 --leaf-width 4 --depth 2 --batch 33 --device cpu --budget 0.05 --samples 5"
+QUICK = f"{SIZE} --backend reference,auto"
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    monkeypatch.setattr("fastff.bench.bandwidth", lambda device: 1e10)
+
+
+def fastff_(command):
+    return CliRunner().invoke(app, command.split() if isinstance(command, str) else command)
+
+
+def test_a_table_of_all_models():
+    done = fastff_(QUICK)
+    assert done.exit_code == 0, done.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "│"]
+    assert [row[:2] for row in rows] == [
+        ["FF", ""],
+        ["gather", ""],
+        ["MoE", "reference"],
+        ["FFF", "reference"],
+        ["FFF", "auto"],
+    ]
+    assert all(float(row[2]) > 0 for row in rows)
+    assert rows[0][4] == "1.00x"
+    assert rows[-1][6].endswith("x")
+    assert rows[-1][7].endswith("x")
+    assert "10 GB/s measured" in done.stdout
+    assert "in 20, out 12, leaf_width 4, depth 2" in done.stdout
+
+
+def test_rows_are_appended_and_resumed(tmp_path, monkeypatch):
+    file = tmp_path / "results" / "inference.csv"
+    command = f"{QUICK} --output {file} --commit c0ffee"
+    assert fastff_(command).exit_code == 0
+    first = store.read(file)
+    assert len(first) == 5
+    assert {row["commit"] for row in first} == {"c0ffee"}
+    assert fastff_(f"{command} --resume --depth 2,3").exit_code == 0
+    second = store.read(file)
+    assert second[:5] == first
+    assert {row["depth"] for row in second[5:]} == {3}
+    assert len(second) == 10
+
+    def never(*_, **__):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("fastff.bench.measure", never)
+    again = fastff_(f"{command} --resume")
+    assert again.exit_code == 0, again.output
+    assert store.read(file) == second
+    assert "auto" in again.stdout  # the table shows the rows that were there
+
+
+def test_a_wrong_backend_prints_wrong_and_fails(tmp_path, monkeypatch):
+    good = TABLE["reference"]
+
+    class Wrong:
+        def __getattr__(self, name):
+            return getattr(good, name)
+
+        @staticmethod
+        def unsupported(*_):
+            return ""
+
+        @staticmethod
+        def visit(x, leaf, leaves, activation):
+            return good.visit(x, leaf, leaves, activation) * 1.001
+
+        @classmethod
+        def hard(cls, x, tree, leaves, activation):
+            return cls.visit(x, good.route(x, tree, activation), leaves, activation)
+
+    monkeypatch.setitem(TABLE, "wrong", Wrong())
+    file = tmp_path / "rows.csv"
+    done = fastff_(f"{SIZE} --backend reference,wrong --output {file} --commit c0ffee")
+    assert done.exit_code == 1
+    line = next(line for line in done.stdout.splitlines() if "WRONG" in line and "FFF" in line)
+    assert [cell.strip() for cell in line.split("│")[3:-1]] == ["WRONG", "", "", "", "", ""]
+    assert "relative error 0.001" in done.stdout
+    rows = {(row["model"], row["backend"]): row for row in store.read(file)}
+    assert rows["FFF", "wrong"]["status"] == "wrong"
+    assert rows["FFF", "wrong"]["median_us"] is None
+    assert rows["FFF", "reference"]["median_us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("bench size --depth x", "--depth is a list of numbers from 0 up, such as 3,5 or 1-8; got 'x'"),
+        ("bench size --depth 5-3", "got '5-3'"),
+        ("bench size --batch 0", "--batch is a list of numbers from 1 up"),
+        ("bench size --dtype float32,int8", "--dtype is a list of float32, bfloat16, float16, float64; got"),
+        ("bench size --device tpu", "--device is one of cpu, cuda; got 'tpu'"),
+        ("bench size --backend tpu --device cpu", "backend='tpu' is not available here. Available: auto, reference"),
+        ("bench size --activation sine", "activation must be one of relu"),
+        ("bench size --model FF", "--model needs FFF"),
+        ("bench size --budget 0", "--budget is a time in seconds and must be positive; got 0"),
+        ("bench size --resume", "Add --output"),
+        ("bench size --output {other}", "has other columns"),
+        ("bench table3 --batch 7", "bench table3 has no case of these depths and batches"),
+        ("bench plot {empty}", "nothing to draw"),
+        ("bench plot {other}", "has other columns"),
+        ("bench plot nothere.csv", "does not exist"),
+        ("plan --in 8 --out 8 --width 16 --latency 20", "--latency is a time with its unit, such as 20us"),
+        ("plan --in 8 --out 8 --width 16 --format xml", "--format is table or json; got 'xml'"),
+        ("plan --in 8 --out 8 --width 16 --neurons 0", "neurons must be positive; got 0"),
+        ("plan --in 8 --out 8", "Missing option '--width'"),
+    ],
+)
+def test_bad_flags_are_refused_before_any_work(command, error, tmp_path, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("it worked")
+
+    monkeypatch.setattr("fastff.bench.measure", never)
+    monkeypatch.setattr("fastff.bench.bandwidth", never)
+    monkeypatch.setattr("fastff.plan.measure", never)
+    other, empty = tmp_path / "other.csv", tmp_path / "empty.csv"
+    other.write_text("a,b\n1,2\n")
+    empty.write_text(",".join(store.COLUMNS) + "\n")
+    done = fastff_([word.format(other=other, empty=empty) for word in command.split()])
+    assert done.exit_code == 2, done.output
+    said = re.sub(r"[\s│]+", "", done.output)  # the box around an error breaks its lines
+    assert re.sub(r"\s+", "", error) in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_cuda_without_a_gpu_is_refused():
+    done = fastff_("bench blocks --device cuda")
+    assert done.exit_code == 2
+    assert "needs a GPU" in done.output
+
+
+def test_the_tables_of_the_paper_are_beside_ours():
+    done = fastff_("bench table3 --backend aten --model FF,FFF --device cpu --budget 0.05 --samples 5")
+    assert done.exit_code == 0, done.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "│"]
+    ours = [row for row in rows if len(row) == 5]
+    assert [row[:3] for row in ours] == [
+        ["32", "2", "34"],
+        ["16", "3", "19"],
+        ["8", "4", "12"],
+        ["4", "5", "9"],
+        ["2", "6", "8"],
+        ["1", "7", "8"],
+    ]
+    assert [row[4] for row in ours] == ["2.44x", "2.80x", "3.29x", "3.39x", "3.47x", "3.93x"]
+    assert all(float(row[3].rstrip("x")) > 0 for row in ours)
+    done = fastff_("bench table1 --backend aten --model FF,FFF --depth 1 --device cpu --budget 0.05 --samples 5")
+    line = next(line for line in done.stdout.splitlines() if "USPS" in line)
+    assert re.search(r"│ +8 │ +[\d.]+x \(1.07x\) │ +- \(1.16x\)", line)
+
+
+def test_figures(tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "rows.csv"
+    command = f"{QUICK} --depth 1-3 --output {file} --commit c0ffee"
+    assert fastff_(command).exit_code == 0
+    done = fastff_(f"bench plot {file} --output {tmp_path / 'figures'}")
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name.split("-")[0] for path in (tmp_path / "figures").iterdir()) == [
+        "blocks",
+        "closeup",
+        "speedup",
+    ]
+
+
+def test_plan_as_a_table_and_as_json():
+    done = fastff_("plan --in 24 --out 16 --width 64 --neurons 12 --device cpu --deeper 0")
+    assert done.exit_code == 0, done.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "│"]
+    assert rows[0][:6] == ["yes", "8", "3", "64", "71", "11"]
+    assert [row[0] for row in rows] == ["yes"] * 4 + [""] * 2
+    done = fastff_("plan --in 24 --out 16 --width 64 --regions 5 --device cpu --format json")
+    choices = json.loads(done.stdout)
+    assert [(choice["leaf_width"], choice["depth"]) for choice in choices] == [(8, 3), (16, 3), (32, 3), (64, 3)]
+    for choice in choices:
+        assert choice["speedup"] == pytest.approx(choice["dense_us"] / choice["time_us"])
+        assert choice["fits"] is None
+
+
+def test_help_lists_what_the_docs_say():
+    """Every command and flag in a shell block of docs/speed.md exists."""
+    text = (ROOT / "docs" / "speed.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if "fastff " in line]
+    told = set()
+    assert len(lines) >= 8
+    for line in lines:
+        if "pip install" in line or "bench --help" in line:
+            continue
+        words = line.split("#")[0].split("fastff ")[1].split()
+        command = words[:2] if words[0] == "bench" else words[:1]
+        told.add(" ".join(command))
+        done = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
+        assert done.exit_code == 0, f"{line}: {done.output}"
+        for flag in [word for word in words if word.startswith("--")]:
+            assert flag in done.output, f"{line}: no {flag}"
+    experiments = re.findall(r"^│ (\w+) ", fastff_("bench --help").stdout, re.M)
+    assert set(experiments) == {"blocks", "table1", "table3", "regimes", "size", "plot"}
+    assert told == {"plan", *(f"bench {name}" for name in experiments)}
+
+
+def test_the_module_is_the_command():
+    run = subprocess.run([sys.executable, "-m", "fastff", "--help"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "fastff [OPTIONS] COMMAND" in run.stdout
+    assert 'fastff = "fastff.cli:main"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_without_typer_one_line_says_what_to_install():
+    code = "import sys; sys.modules['typer'] = None; import fastff.cli; fastff.cli.main()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1
+    assert run.stderr == 'The command line of fastff needs typer: pip install "fastff[cli]"\n'
+
+
+def test_importing_the_layers_imports_no_command_line():
+    code = "import sys, fastff; print([n for n in ('typer', 'rich', 'matplotlib', 'fastff.bench') if n in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.stdout == "[]\n", run.stderr
+    assert fastff.__version__
