@@ -1,6 +1,12 @@
 """The questions that torch answers only through private functions, asked in one place."""
 
 import torch
+from torch.autograd import forward_ad
+
+# Asked at every call of a layer; each attribute on the way to them costs as much as the answer.
+_tracing_state = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+has_transforms = torch._C._are_functorch_transforms_active  # as in_transform, but also of what a compiler traces
 
 
 def in_backward() -> bool:
@@ -11,11 +17,6 @@ def in_backward() -> bool:
 def in_transform() -> bool:
     """Whether a torch.func transform (vmap, grad) is active: values cannot then steer Python, nor outlive it."""
     return not torch.compiler.is_compiling() and has_transforms()
-
-
-def has_transforms() -> bool:
-    """The same, also of what a compiler traces."""
-    return torch._C._are_functorch_transforms_active()
 
 
 def has_escaped(tensor: torch.Tensor) -> bool:
@@ -36,11 +37,7 @@ def in_eager() -> bool:
 
 def is_watched() -> bool:
     """Whether something other than autograd sees each operation: torch.jit.trace, a dispatch mode, forward-mode AD."""
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+    return _tracing_state() is not None or _dispatch_modes() > 0 or forward_ad._current_level >= 0
 
 
 def is_plain(*tensors: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._torch import has_transforms, in_transform, is_plain, is_watched
+from ._torch import has_transforms, is_plain, is_watched
 from .activations import Activation, is_gated
 from .activations import check as check_activation
 from .backends import chosen, native, ops, select, select_hard, select_soft, triton_soft
@@ -23,6 +23,7 @@ from .checks import check_probability
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit"]
 
 Parts = TypeVar("Parts", Tree, Leaves)
+_is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled  # see _torch.py
 
 
 class Soft(NamedTuple):
@@ -178,27 +179,19 @@ class Direct:
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         plan = self.plan
-        if (
-            plan is None
-            or torch.is_grad_enabled()
-            or type(x) is not Tensor
-            or x.dtype is not plan.dtype
-            or x.dim() == 0
-            or x.shape[-1] != plan.in_features
-            or not x.is_contiguous()
-            or not x.is_cpu
-            or chosen() not in ("auto", "native")
-            or torch.is_autocast_enabled("cpu")
-            or in_transform()
-            or is_watched()
-        ):
+        if plan is None or _is_grad_enabled() or type(x) is not Tensor or x.dtype is not plan.dtype:
+            return None
+        shape = x.shape
+        if not shape or shape[-1] != plan.in_features or not x.is_contiguous() or not x.is_cpu:
+            return None
+        if _is_autocast_enabled("cpu") or has_transforms() or is_watched() or chosen() not in ("auto", "native"):
             return None
         weights = [t for t in parameters.values() if t is not None]
         moved = native.pointers(weights) != plan.pointers or weights[0].dtype is not plan.dtype
         if moved or activation != self.activation:
             self.plan = None
             return None
-        if x.dim() == 2:
+        if len(shape) == 2:
             return plan.run(x)
         return restore(plan.run(x.view(-1, plan.in_features)), x)
 

@@ -126,7 +126,8 @@ class FFF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
-            return self._hard(x)
+            y = None if torch.compiler.is_compiling() else self._direct(x, self._parameters, self.activation)
+            return self._hard(x) if y is None else y
         output, logits, mixture = functional.soft(
             x,
             self._tree,
@@ -141,10 +142,6 @@ class FFF(nn.Module):
         return output
 
     def _hard(self, x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            y = self._direct(x, self._parameters, self.activation)
-            if y is not None:
-                return y
         tree, leaves = self._tree, self._leaves
         y = functional.hard(x, tree, leaves, activation=self.activation)
         if not torch.compiler.is_compiling():

@@ -32,6 +32,7 @@ _POINTERS += ["in_weight", "in_bias", "out_weight", "out_bias", "gate_weight", "
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
+_data_ptr = Tensor.data_ptr
 _NO_TREE, _NO_LEAVES = (None,) * len(Tree._fields), (None,) * len(Leaves._fields)
 
 
@@ -171,7 +172,7 @@ class Plan:
 
 def pointers(weights: Sequence[Tensor]) -> list[int]:
     """Where the weights of a plan lie: those of the tree, then those of the leaves, without the missing ones."""
-    return [t.data_ptr() for t in weights]
+    return [*map(_data_ptr, weights)]
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:

@@ -67,6 +67,7 @@ class GraphRunner:
         # `scratch` is written over before every sample: it empties the cache, and keeps the GPU busy while launches
         # queue up.
         self.scratch = scratch
+        self.call = call  # and so its weights: the graph reads them where they are
         self.graph = torch.cuda.CUDAGraph()
         self.outputs: list[Tensor] = []
         with backend(name):
