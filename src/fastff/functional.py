@@ -93,6 +93,7 @@ def _hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tens
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     """The output at x (batch, in) of the leaf given for each sample: (batch, out)."""
+    check_leaves(leaves, x.shape[-1], activation)
     if as_operation(activation, x, *leaves):
         return ops.visit(x, leaf, *leaves, activation)
     engine = hard_engine(x, None, leaves, activation)
@@ -182,7 +183,13 @@ class Direct:
         if plan is None or _is_grad_enabled() or type(x) is not Tensor or x.dtype is not plan.dtype:
             return None
         shape = x.shape
-        if not shape or shape[-1] != plan.in_features or not x.is_contiguous() or not x.is_cpu:
+        if (
+            x.layout is not torch.strided
+            or not shape
+            or shape[-1] != plan.in_features
+            or not x.is_contiguous()
+            or not x.is_cpu
+        ):
             return None
         if _is_autocast_enabled("cpu") or has_transforms() or is_watched() or chosen() not in ("auto", "native"):
             return None
@@ -236,6 +243,8 @@ def flatten(x: Tensor, weight: Tensor, layer: str = "FFF") -> Tensor:
             f"{layer} expects inputs of shape (..., {features}); got {tuple(x.shape)}. "
             + (f"Pass in_features={x.shape[-1]}, or project the input first." if x.dim() else "Add a last dimension.")
         )
+    if x.layout is not torch.strided:
+        raise TypeError(f"{layer} expects a dense tensor; got the layout {x.layout}. Convert it with x.to_dense().")
     if x.device != weight.device:
         raise ValueError(
             f"{layer} has its parameters on {weight.device}; got an input on {x.device}. Move one of them."
@@ -270,9 +279,37 @@ def check_fit(tree: Tree, leaves: Leaves, activation: Activation) -> None:
     check_activation(activation)
     if len(tree.weight) + 1 != len(leaves.in_weight):
         raise ValueError(f"a tree of {len(tree.weight)} nodes has one leaf more; got {len(leaves.in_weight)} leaves.")
+    nodes, features = tree.weight.shape[:-1], tree.weight.shape[-1]
+    check_shapes("tree", tree, {"bias": nodes, "out_weight": nodes, "out_bias": nodes[:1]})
+    check_leaves(leaves, features, activation)
+    if leaves.in_weight.dtype != tree.weight.dtype:
+        raise TypeError(f"the nodes have {tree.weight.dtype} parameters, the leaves {leaves.in_weight.dtype} ones.")
+
+
+def check_leaves(leaves: Leaves, features: int, activation: Activation) -> None:
+    """Raise unless these leaves take so many features, fit each other, and suit the activation."""
     if is_gated(activation) != (leaves.gate_weight is not None):
         needs = "a gate_weight" if is_gated(activation) else "no gate_weight"
         raise ValueError(f"activation {activation!r} needs leaves with {needs}.")
+    count, width = leaves.in_weight.shape[:2]
+    out = leaves.out_weight.shape[-1]
+    first = {"in_weight": (count, width, features), "in_bias": (count, width)}
+    gate = {"gate_weight": (count, width, features), "gate_bias": (count, width)}
+    check_shapes("leaves", leaves, first | gate | {"out_weight": (count, width, out), "out_bias": (count, out)})
+
+
+def check_shapes(name: str, tensors: Tree | Leaves, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise unless the tensors that are there have these shapes, and all of them one dtype: kernels trust them."""
+    for key, shape in shapes.items():
+        tensor: Tensor | None = getattr(tensors, key)
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(f"{name}.{key} must have shape {tuple(shape)} here; got {tuple(tensor.shape)}.")
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(
+                f"{name} has parameters of several dtypes: {key} is {tensor.dtype}, not {tensors[0].dtype}."
+            )
 
 
 def cast(tensors: Parts, dtype: torch.dtype) -> Parts:

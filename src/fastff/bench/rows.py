@@ -107,7 +107,7 @@ def _git(where: Path, *command: str) -> str | None:
 
 def read(path: Path) -> list[Row]:
     """The rows of a file, numbers as numbers; none if it is not there."""
-    if not path.exists():
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
         return []
     with path.open(newline="") as file:
         reader = csv.DictReader(file)

@@ -10,4 +10,7 @@ def main() -> None:
         if error.name not in ("typer", "rich"):
             raise
         sys.exit(f'The command line of fastff needs {error.name}: pip install "fastff[cli]"')
-    app(prog_name="fastff")
+    try:
+        app(prog_name="fastff")
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"fastff: {error}")

@@ -184,6 +184,8 @@ def size(
             for d in numbers("--depth", depth, 0)
             for b in numbers("--batch", batch, 1)
         ]
+    if not cases:
+        raise typer.BadParameter("--leaf-width, --depth and --batch need at least one number each.")
     finish(run(cases, options))
 
 
@@ -220,7 +222,7 @@ def plan(
     device: Device = "",
     activation: Activation = "relu",
     node_width: NodeWidth = 1,
-    deeper: Annotated[int, typer.Option(help="levels beyond those that the width asks for", min=0)] = 1,
+    deeper: Annotated[int, typer.Option(help="levels beyond those that the width asks for", min=0, max=16)] = 1,
     threads: Threads = 0,
     format: Annotated[str, typer.Option("--format", help="table or json")] = "table",
 ) -> None:
