@@ -4,7 +4,7 @@ soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on th
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from .checks import check_probability
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit"]
 
 Parts = TypeVar("Parts", Tree, Leaves)
+Run = Callable[[Tensor], tuple[Tensor, Tensor]]
 _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled  # see _torch.py
 
 
@@ -87,7 +88,11 @@ def _hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tens
         return ops.hard(x, *tree, *leaves, activation)
     engine = hard_engine(x, tree, leaves, activation)
     if needs_grad(x, *leaves) and hasattr(engine, "hard_with_leaf"):
-        return _Hard.apply(x, engine, tree, activation, *leaves)  # type: ignore[no-untyped-call]
+
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            return engine.hard_with_leaf(x, tree, leaves, activation)
+
+        return _Visited.apply(run, x, activation, *leaves)  # type: ignore[no-untyped-call]
     return engine.hard(x, tree, leaves, activation)
 
 
@@ -98,7 +103,11 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
         return ops.visit(x, leaf, *leaves, activation)
     engine = hard_engine(x, None, leaves, activation)
     if needs_grad(x, *leaves) and hasattr(engine, "hard_with_leaf"):
-        return _Visit.apply(x, leaf, engine, activation, *leaves)  # type: ignore[no-untyped-call]
+
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            return engine.visit(x, leaf, leaves, activation), leaf
+
+        return _Visited.apply(run, x, activation, *leaves)  # type: ignore[no-untyped-call]
     return engine.visit(x, leaf, leaves, activation)
 
 
@@ -117,15 +126,15 @@ def needs_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-class _Hard(torch.autograd.Function):
-    """A hard pass by kernels that have no derivative: backward goes through the visited leaves once more, in torch.
+class _Visited(torch.autograd.Function):
+    """What kernels without a derivative compute: backward goes through the visited leaves once more, in torch.
 
-    Decisions are constants: nodes get no gradient.
+    `run(x)` gives the output and the leaf of each sample. Decisions are constants: nodes get no gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, engine: Any, tree: Tree, activation: str, *leaves: Tensor | None) -> Tensor:
-        y, leaf = engine.hard_with_leaf(x.detach(), tree, Leaves._make(leaves), activation)
+    def forward(ctx: Any, run: Run, x: Tensor, activation: str, *leaves: Tensor | None) -> Tensor:
+        y, leaf = run(x.detach())
         ctx.activation = activation
         ctx.save_for_backward(x, leaf, *leaves)
         return y
@@ -133,20 +142,7 @@ class _Hard(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *leaves = _visited_grads(ctx, grad)
-        return x, None, None, None, *leaves
-
-
-class _Visit(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: Tensor, engine: Any, activation: str, *leaves: Tensor | None) -> Tensor:
-        ctx.activation = activation
-        ctx.save_for_backward(x, leaf, *leaves)
-        return engine.visit(x.detach(), leaf, Leaves._make(leaves), activation)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *leaves = _visited_grads(ctx, grad)
-        return x, None, None, None, *leaves
+        return None, x, None, *leaves
 
 
 def _visited_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
