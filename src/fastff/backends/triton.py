@@ -1,9 +1,9 @@
 """The hard pass on a GPU, by Triton kernels: float32, bfloat16 and float16, any activation that has a name.
 
 Two ways, by the number t = batch / leaves of samples a leaf. Few: one program a sample walks the tree and runs the leaf
-(one launch). Many: samples are sorted by leaf, and tiles of them go through both products of the leaf on tensor cores
-(two launches). Nothing is sent to the host, so both can be captured in a CUDA graph; both give the same numbers at
-every run, since no number depends on the order in which samples arrive.
+(one launch). Many: samples are listed by leaf, and tiles of them go through both products of the leaf on tensor cores
+(two launches, and one that clears the counters of the lists). Nothing is sent to the host, so both can be captured in a
+CUDA graph; both give the same numbers at every run, since no number depends on the order in which samples arrive.
 """
 
 import functools
@@ -48,19 +48,22 @@ class Way(NamedTuple):
     """How a hard pass runs: one program a sample, or samples grouped by leaf. The numbers are launch parameters."""
 
     grouped: bool
-    round: int = 3  # levels walked in one round, one program a sample
+    # one program a sample
+    round: int = 3  # levels walked in one round
     warps: int = 8
+    pdl: bool = False  # programmatic dependent launch: begin while the last kernel ends, and wait for it then
+    # grouped, the walk
     tile: int = 16  # samples that walk together
     top: int = 0  # levels whose nodes all go in one product
-    group_k: int = 128
+    group_k: int = 128  # columns of that product at a time
     group_warps: int = 4
+    # grouped, the leaves
     leaf_tile: int = 16  # samples that go through a leaf together
     splits: int = 1  # programs a leaf
     k: int = 128  # columns of the first product at a time
     n: int = 128  # columns of the second
-    stages: int = 3
+    stages: int = 3  # blocks of weights on their way at a time
     leaf_warps: int = 4
-    pdl: bool = False  # programmatic dependent launch: begin while the last kernel ends, and wait for it then
 
 
 def choose(x: Tensor, leaves: int, leaf_weights: int, node_width: int) -> Way:
@@ -69,9 +72,9 @@ def choose(x: Tensor, leaves: int, leaf_weights: int, node_width: int) -> Way:
     # Grouped, a leaf's weights are read once, and not by every sample: worth two more launches if it saves enough.
     saved = (batch - leaves * -math.expm1(-batch / leaves)) * leaf_weights * size
     wide = x.shape[1] >= 2048
-    pdl = x.is_cuda and _has_dependent_launch(x.device.index)
     if saved < _WORTH_GROUPING[size]:
         few_warps = depth <= 8 and not wide if size == 2 else batch >= 1024
+        pdl = x.is_cuda and _has_dependent_launch(x.device.index)
         return Way(False, warps=4 if few_warps else 8, pdl=pdl)
     per_leaf = batch / leaves
     if size == 4:
@@ -168,17 +171,17 @@ def _descend(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves | None, 
 
     y = x if leaves is None else x.new_empty(len(x), leaves.out_weight.shape[-1])
     depth = _depth(tree)
-    block, features = 512 // x.element_size(), _power_of_two(x.shape[1])
-    width = way.warps if leaves is None else max(way.warps, _power_of_two(leaves.in_weight.shape[1]))
+    block, features = 512 // x.element_size(), power_of_two(x.shape[1])
+    width = way.warps if leaves is None else max(way.warps, power_of_two(leaves.in_weight.shape[1]))
     rounds = max(1, min(way.round, depth))
-    # A leaf's neurons are rounded up to whole rounds of the second product, which may read beyond the last.
-    hidden = torch.empty(len(x) * width + 32 if leaves is not None else 0, dtype=torch.float32, device=x.device)
+    hidden = torch.empty(len(x) * width if leaves is not None else 0, dtype=torch.float32, device=x.device)
     descend[(len(x),)](
         x, *_node_tensors(x, tree), *_leaf_tensors(x, leaves), leaf, hidden, y,
         IN=x.shape[1], DEPTH=depth, N=_node_width(tree), **_leaf_options(leaves, activation),
         ROUTE=tree is not None, VISIT=leaves is not None, ROUND=rounds, BL=width, BLOCK=block,
-        BN=min(1024, _power_of_two(y.shape[1])), KEPT_NODE=_fits(x, (1 << rounds) * features, way.warps),
-        KEPT=_fits(x, width * features, way.warps), WARPS=way.warps, num_warps=way.warps, **_launch(way),
+        BN=min(1024, power_of_two(y.shape[1])), KEPT_NODE=_fits(x, (1 << rounds) * features, way.warps),
+        KEPT=_fits(x, width * features, way.warps), WARPS=way.warps, PDL=way.pdl, num_warps=way.warps,
+        **({"launch_pdl": True} if way.pdl else {}),
     )  # fmt: skip
     return y
 
@@ -193,10 +196,10 @@ def _group(
     listed = torch.empty((leaves or 0) * len(x), dtype=torch.int32, device=x.device)
     group[(-(-len(x) // way.tile),)](
         x, *_node_tensors(x, tree), leaf, listed, count, len(x),
-        IN=x.shape[1], DEPTH=_depth(tree), N=_node_width(tree), ACT=_function(activation), ROUTE=tree is not None,
-        LIST=leaves is not None, TOP=way.top, BM=way.tile, BK=min(way.group_k, max(16, _power_of_two(x.shape[1]))),
+        IN=x.shape[1], DEPTH=_depth(tree), N=_node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
+        LIST=leaves is not None, TOP=way.top, BM=way.tile, BK=min(way.group_k, max(16, power_of_two(x.shape[1]))),
         BLOCK=512 // x.element_size(), KEPT=_fits(x, way.tile * x.shape[1], way.group_warps),
-        num_warps=way.group_warps, **_launch(way),
+        num_warps=way.group_warps,
     )  # fmt: skip
     return listed, count
 
@@ -207,14 +210,14 @@ def _leaf_tiles(
     from .triton_kernels import leaf_tiles
 
     num_leaves, width, out = leaves.out_weight.shape
-    block = min(128, max(16, _power_of_two(width)))
+    block = min(128, max(16, power_of_two(width)))
     y = x.new_empty(len(x), out, dtype=torch.float32 if width > block else x.dtype)
     leaf_tiles[(num_leaves, way.splits)](
         x, *_leaf_tensors(x, leaves), listed, count, y, len(x),
         IN=x.shape[1], **_leaf_options(leaves, activation), SORTED=is_sorted,
         PRECISION=_FLOAT32 if x.dtype == torch.float32 else "ieee",
-        BM=way.leaf_tile, BK=min(way.k, max(16, _power_of_two(x.shape[1]))), BL=block,
-        BN=min(way.n, max(16, _power_of_two(out))), STAGES=way.stages, num_warps=way.leaf_warps,
+        BM=way.leaf_tile, BK=min(way.k, max(16, power_of_two(x.shape[1]))), BL=block,
+        BN=min(way.n, max(16, power_of_two(out))), STAGES=way.stages, num_warps=way.leaf_warps,
     )  # fmt: skip
     return y.to(x.dtype)
 
@@ -254,7 +257,7 @@ def _leaf_options(leaves: Leaves | None, activation: str) -> dict[str, Any]:
     return {
         "OUT": 1 if leaves is None else leaves.out_weight.shape[2],
         "L": 1 if leaves is None else leaves.out_weight.shape[1],
-        "ACT": _function(activation),
+        "ACT": function_name(activation),
         "GATED": leaves is not None and leaves.gate_weight is not None,
         "IN_BIAS": leaves is not None and leaves.in_bias is not None,
         "GATE_BIAS": leaves is not None and leaves.gate_bias is not None,
@@ -262,13 +265,10 @@ def _leaf_options(leaves: Leaves | None, activation: str) -> dict[str, Any]:
     }
 
 
-def _function(activation: str) -> str:
+def function_name(activation: str) -> str:
+    """The ACT of the kernels."""
     return (GATED if activation in GATED else PLAIN)[activation].__name__
 
 
-def _launch(way: Way) -> dict[str, Any]:
-    return {"PDL": way.pdl} | ({"launch_pdl": True} if way.pdl else {})
-
-
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()

@@ -174,15 +174,12 @@ def group(
     x_ptr, weight, bias, node_out_weight, node_out_bias, leaf_ptr, list_ptr, count_ptr, batch,
     IN: tl.constexpr, DEPTH: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr, ROUTE: tl.constexpr, LIST: tl.constexpr,
     TOP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of samples: their leaves, walked to or read, and each sample in the list of its leaf.
 
     The first TOP levels by one product with all their nodes, the others by the row of one node a sample. A list has
     room for the whole batch. The order within a list may differ from run to run; what is computed from it does not.
     """
-    if PDL:
-        gdc_wait()
     t = tl.arange(0, BM)
     sample = tl.program_id(0) * BM + t
     real = sample < batch

@@ -6,7 +6,6 @@ tree and weighting, is one kernel (`weigh`) that reads the one product and write
 step has the six products of a dense layer, two kernels where that has two activations, and four copies of weights.
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from .. import tree as heap
 from .._torch import in_eager, in_transform
-from ..activations import GATED, PLAIN, Activation
+from ..activations import GATED, Activation
 from .reference import Leaves, Tree
+from .triton import INSTALLED, function_name, power_of_two
 
-_INSTALLED = importlib.util.find_spec("triton") is not None
 # A sample's leaves lie in the registers of one program.
 _MOST_NEURONS = 8192
 
@@ -27,7 +26,7 @@ _MOST_NEURONS = 8192
 def unsupported(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, dropout: float) -> str:
     """Why this soft pass cannot run here; empty if it can."""
     num_leaves, leaf_width = leaves.in_weight.shape[:2]
-    if not _INSTALLED:
+    if not INSTALLED:
         return "triton is not installed"
     if not x.is_cuda:
         return f"needs a CUDA tensor; got device {x.device}"
@@ -43,7 +42,7 @@ def unsupported(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, d
         return "has no dropout"
     if num_leaves == 1:
         return "has nothing to gain at depth 0"
-    if num_leaves * _power_of_two(leaf_width) > _MOST_NEURONS:
+    if num_leaves * power_of_two(leaf_width) > _MOST_NEURONS:
         return f"holds at most {_MOST_NEURONS} leaf neurons a sample"
     return ""
 
@@ -203,13 +202,12 @@ def _outputs(first: Tensor, depth: int, leaf_width: int, bias: bool) -> tuple[Te
 
 def _options(depth: int, leaf_width: int, activation: str, bias: bool, flip: bool, hard: bool) -> dict[str, Any]:
     gated = activation in GATED
-    act = (GATED if gated else PLAIN)[activation].__name__
-    block = _power_of_two(leaf_width)
+    block = power_of_two(leaf_width)
     return {
         "DEPTH": depth,
         "L": leaf_width,
         "L_BLOCK": block,
-        "ACT": act,
+        "ACT": function_name(activation),
         "GATED": gated,
         "BIAS": bias,
         "FLIP": flip,
@@ -221,10 +219,6 @@ def _options(depth: int, leaf_width: int, activation: str, bias: bool, flip: boo
 def _rows(x: Tensor) -> Tensor:
     """x with contiguous rows, which may lie apart."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 # For torch.compile, which cannot look into the launches. The layout is flexible: without the tag, inductor copies the
