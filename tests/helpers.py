@@ -1,5 +1,9 @@
 """What several test files share."""
 
+import os
+import subprocess
+import sys
+
 import torch
 from torch import nn
 
@@ -32,3 +36,10 @@ def relative_error(value, exact):
 def two_layers():
     """A model with two FFF layers, named "0" and "2"."""
     return nn.Sequential(make(5, 6, depth=2), nn.Tanh(), make(6, 3, depth=3))
+
+
+def without_interpreter(code):
+    """Run code in a process in which Triton compiles its kernels and does not interpret them."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)

@@ -1,16 +1,12 @@
 """The Triton hard pass: by the interpreter where there is no GPU, and compiled ahead of time for one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import fastff
 from fastff.backends import reference, triton
 from fastff.backends.triton import Way
-from helpers import ACTIVATIONS, make, relative_error
+from helpers import ACTIVATIONS, make, relative_error, without_interpreter
 from test_backends import plain_hard
 
 pytest.importorskip("triton")
@@ -265,8 +261,5 @@ print("built")
 
 def test_compiles_for_a_gpu_that_is_not_there():
     """With the launch parameters of small, middling and large batches."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME], capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
+    run = without_interpreter(AHEAD_OF_TIME)
     assert run.stdout.strip() == "built", run.stderr

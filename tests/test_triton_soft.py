@@ -1,15 +1,11 @@
 """The Triton soft pass: by the interpreter where there is no GPU, and compiled ahead of time for one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import fastff
 from fastff.backends import select_soft, triton_soft
-from helpers import ACTIVATIONS, make
+from helpers import ACTIVATIONS, make, without_interpreter
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -173,8 +169,5 @@ print("built")
 
 
 def test_compiles_for_a_gpu_that_is_not_there():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME], capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
+    run = without_interpreter(AHEAD_OF_TIME)
     assert run.stdout.strip() == "built", run.stderr

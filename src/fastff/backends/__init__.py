@@ -23,12 +23,18 @@ _choice = "auto"
 
 def available() -> list[str]:
     """The backends that can run here."""
-    missing = {"native": isinstance(native.library(), str), "triton": not (triton.INSTALLED and _has_gpu())}
+    missing = {
+        "native": isinstance(native.library(), str),
+        "triton": not (triton.INSTALLED and torch.cuda.is_available()),
+    }
     return [name for name in TABLE if not missing.get(name)]
 
 
-def _has_gpu() -> bool:
-    return torch.cuda.is_available()
+def check_name(name: str) -> None:
+    """Raise unless this is "auto", or a backend that can run here."""
+    if name != "auto" and name not in available():
+        why = f" ({native.status()})" if name == "native" else ""
+        raise ValueError(f"backend={name!r} is not available here{why}. Available: auto, {', '.join(available())}.")
 
 
 def chosen() -> str:
@@ -89,9 +95,7 @@ class backend:
     """
 
     def __init__(self, name: str) -> None:
-        if name != "auto" and name not in available():
-            why = f" ({native.status()})" if name == "native" else ""
-            raise ValueError(f"backend={name!r} is not available here{why}. Available: auto, {', '.join(available())}.")
+        check_name(name)
         global _choice
         self.name, self._previous = name, _choice
         _choice = name

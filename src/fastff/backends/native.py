@@ -107,7 +107,7 @@ def unsupported(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation:
 
 def describe(x: Tensor, tree: Tree, leaves: Leaves) -> str:
     """What happens to a batch of this size."""
-    many = "the threads share each row's leaf" if len(x) < _threads() else "rows walk in groups, then leaf by leaf"
+    many = "threads may share a row's leaf" if len(x) < _threads() else "rows walk in groups, then leaf by leaf"
     return f"{status()}, {_threads()} threads, {many}"
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fastff
 
-from ..backends import TABLE, available
+from ..backends import TABLE, available, check_name
 from .answers import Answer, dense_answer, gate_answer, judge, tree_answer
 from .case import Case, count_visited, floor_bytes, lack_of_memory
 from .models import Call, Problem, dense, dense_seconds, gather, mixture_of_experts, working_bytes
@@ -70,8 +70,7 @@ class Measurement:
 def backends_for(names: Sequence[str] = ()) -> list[str]:
     """The names given, checked; by default every backend that can run here, and auto."""
     for name in names:
-        if name != "auto" and name not in available():
-            raise ValueError(f"backend={name!r} is not available here. Available: auto, {', '.join(available())}.")
+        check_name(name)
     return list(dict.fromkeys(names)) if names else [*available(), "auto"]
 
 
