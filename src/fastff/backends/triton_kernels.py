@@ -5,8 +5,8 @@ samples and puts each into the list of its leaf; `leaf_tiles` runs both products
 its weights are read once a tile.
 
 A walk never asks the host. Several levels go in one round: the logits of a small subtree become the bits of an integer,
-and the walk through it is a few shifts. Sums are float32, in three TF32 passes where a float32 leaf goes through tensor
-cores; a float32 decision never sees TF32.
+and the walk through it is a few shifts. Sums are float32; a float32 leaf goes through tensor cores in several parts,
+which together keep its bits. A float32 decision never sees TF32.
 
 Blocks are 512 bytes wide, 16 for each lane of a warp, and one input meets many rows as (warps, 1, block) against
 (warps, rows / warps, block): Triton then gives both one layout, and converts neither.
