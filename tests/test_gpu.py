@@ -143,7 +143,7 @@ def test_triton_is_there():
 
 
 ALONE = Way(False)
-GROUPED = Way(True)
+GROUPED = Way(True, k=32, n=64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

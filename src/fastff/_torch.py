@@ -9,6 +9,11 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 has_transforms = torch._C._are_functorch_transforms_active  # as in_transform, but also of what a compiler traces
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces. Asked of the flag itself: torch 2.11 answers yes under torch.compile too."""
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def in_backward() -> bool:
     """Whether autograd is running: a forward inside it is a recomputation by gradient checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._torch import has_transforms, is_plain, is_watched
+from ._torch import has_transforms, is_exporting, is_plain, is_watched
 from .activations import Activation, is_gated
 from .activations import check as check_activation
 from .backends import chosen, native, ops, select, select_hard, select_soft, triton_soft
@@ -113,7 +113,7 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
 
 def as_operation(activation: Activation, *tensors: Tensor | None) -> bool:
     """Whether a compiler is to see one registered operation: it cannot look into kernels, and needs no derivative."""
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    compiling = torch.compiler.is_compiling() and not is_exporting()
     return compiling and isinstance(activation, str) and not needs_grad(*tensors) and not has_transforms()
 
 
