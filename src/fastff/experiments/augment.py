@@ -1,0 +1,70 @@
+"""Random flips and one random linear map per image, for a whole batch at once on its device.
+
+Nothing here waits for the device or depends on what was drawn, so that a CUDA graph can hold it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def augment(
+    x: Tensor,
+    generator: torch.Generator | None = None,
+    *,
+    horizontal: bool = True,
+    vertical: bool = True,
+    translate: float = 0.1,
+    rotate: float = 15.0,
+    scale: float = 0.1,
+) -> Tensor:
+    """The images x (n, c, h, w), each changed in a way of its own. What comes from beyond the edge is 0.
+
+    Drawn for each image, in this order, from `generator` (None: the default one of the device):
+
+    - a flip left to right, and one upside down, each with probability 1/2
+    - the angle, uniform in +-`rotate` degrees
+    - the factor by which it grows, uniform in 1 +- `scale`
+    - the shift in each direction, uniform in +-`translate` times the width and the height
+
+    All are drawn whatever the options, so that one option does not change what another does. Flips only move pixels;
+    the rest is one bilinear sampling, left out where all three strengths are 0.
+    """
+    if x.dim() != 4 or not x.is_floating_point():
+        got = f"{tuple(x.shape)} {x.dtype}"
+        raise ValueError(
+            f"augment expects a float batch of shape (n, c, h, w); got {got}. Convert it first: x.float()."
+        )
+    if not 0 <= scale < 1:
+        raise ValueError(f"scale must be in [0, 1): images grow by a factor in 1 +- scale; got {scale}.")
+    drawn = torch.rand(6, len(x), device=x.device, generator=generator)
+    flips = (drawn[:2] < 0.5)[..., None, None, None]
+    if horizontal:
+        x = torch.where(flips[0], x.flip(-1), x)
+    if vertical:
+        x = torch.where(flips[1], x.flip(-2), x)
+    if not len(x) or not (translate or rotate or scale):
+        return x
+    signed = 2 * drawn[2:] - 1
+    return warp(x, math.radians(rotate) * signed[0], 1 + scale * signed[1], translate * signed[2:])
+
+
+def warp(x: Tensor, angle: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    """Rotate the images (n, c, h, w) about their centres, clockwise by `angle` (n,) in radians, scale them by `factor`
+    (n,), and shift them right and down by `shift` (2, n), a share of the width and of the height.
+    """
+    height, width = x.shape[2:]
+    # A pixel of the output comes from A (output - shift), A turning back and shrinking. Coordinates run from -1 to 1 in
+    # both directions; in an image that is not square, a step of x is then not as long as a step of y.
+    cos, sin = angle.cos() / factor, angle.sin() / factor
+    right, down = 2 * shift
+    tall = height / width
+    rows = (
+        torch.stack([cos, tall * sin, -cos * right - tall * sin * down], dim=1),
+        torch.stack([-sin / tall, cos, sin / tall * right - cos * down], dim=1),
+    )
+    wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot tell pixels apart
+    grid = F.affine_grid(torch.stack(rows, dim=1).to(wide), list(x.shape), align_corners=False)
+    return F.grid_sample(x.to(wide), grid, align_corners=False).to(x.dtype)
