@@ -152,3 +152,44 @@ def test_errors_change_nothing():
             fastff.initialize_tree_(model, x, **options)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("node_width", [1, 3])
+def test_rebalance_gives_every_leaf_its_part_and_moves_no_more_than_that(node_width):
+    torch.manual_seed(0)
+    layer = make(6, 2, depth=5, leaf_width=1, node_width=node_width, dtype=torch.float32, activation="tanh")
+    bias = layer.node_bias if node_width == 1 else layer.node_out_bias
+    with torch.no_grad():
+        bias += 0.5 * torch.randn_like(bias)
+    x = torch.randn(1000, 6)
+    count = torch.bincount(layer.route(x), minlength=32)
+    assert count.min() == 0
+    others = {name: value.clone() for name, value in layer.state_dict().items()}
+    fastff.rebalance_(layer, x, least=0.5)
+    count = torch.bincount(layer.route(x), minlength=32)
+    assert count.min() >= 0.5 * 1000 / 32
+    changed = [name for name, value in layer.state_dict().items() if not torch.equal(value, others[name])]
+    assert changed == ["node_bias" if node_width == 1 else "node_out_bias"]
+    # Balanced enough, it stays as it is; asked for all, every leaf gets it.
+    settled = bias.clone()
+    fastff.rebalance_(layer, x, least=0.5)
+    assert torch.equal(bias, settled)
+    fastff.rebalance_(layer, x, least=1.0)
+    assert torch.bincount(layer.route(x), minlength=32).min() == 31
+
+
+def test_rebalance_leaves_boundaries_that_are_good_enough():
+    layer = fastff.FFF(1, 1, depth=2, leaf_width=1)
+    with torch.no_grad():
+        layer.node_weight.fill_(1)
+        layer.node_bias.copy_(torch.tensor([0.0, 0.5, -5.0]))  # the right half goes left at 5: nothing beyond
+    x = torch.linspace(-1, 1, 80).unsqueeze(1)
+    fastff.rebalance_(layer, x, least=0.1)
+    assert torch.bincount(layer.route(x), minlength=4).tolist() == [20, 20, 38, 2]
+    assert layer.node_bias[:2].tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize("least", [-0.1, 1.1])
+def test_rebalance_refuses_shares_that_are_none(least):
+    with pytest.raises(ValueError, match="least must be from 0 to 1"):
+        fastff.rebalance_(make(), torch.randn(4, 5), least=least)

@@ -6,8 +6,9 @@ from .baselines import FF, MoE, importance_loss, load_loss
 from .compat import from_fastfeedforward
 from .explain import Explanation, explain
 from .hardening import Schedule, balance_loss, entropies, hardening_loss, set_temperature_
-from .initialize import initialize_tree_
+from .initialize import initialize_tree_, rebalance_
 from .layer import FFF
+from .recipe import Recipe
 from .regions import Usage, usage
 
 __version__ = "0.1.0"
@@ -17,6 +18,7 @@ __all__ = [
     "FFF",
     "Explanation",
     "MoE",
+    "Recipe",
     "Schedule",
     "Usage",
     "backend",
@@ -31,6 +33,7 @@ __all__ = [
     "initialize_tree_",
     "load_loss",
     "optim",
+    "rebalance_",
     "set_temperature_",
     "usage",
 ]

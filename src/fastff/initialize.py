@@ -1,10 +1,13 @@
-"""Start from a balanced tree: every node splits the samples that reach it in two halves.
+"""Start from a balanced tree, and keep it so: boundaries placed by the samples that reach them.
 
 A tree drawn at random sends most samples to a few leaves, and training makes that worse, since a leaf that sees more
 learns faster. Random-median initialisation keeps the random directions and puts each boundary at the median of the
-projections of the samples that reach the node, so that every leaf starts with its fair share of the data.
+projections of the samples that reach the node, so that every leaf starts with its fair share of the data. Rebalancing
+moves the boundaries of a tree in training, no further than needed for every leaf to keep a part of that share.
 """
 
+import math
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +33,29 @@ def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: 
     """
     if not std > 0:
         raise ValueError(f"std must be positive; got {std}.")
+    _change_trees(model, data, samples, lambda layer, inputs: random_median_(layer, inputs, std=std))
+
+
+def rebalance_(model: nn.Module, data: Any, *, least: float = 0.1, samples: int = 65536) -> None:
+    """Shift the boundaries of every FFF layer of `model` so that each leaf gets `least` of its fair share of `data`.
+
+    A boundary moves no further than needed for the leaves on either side of it, and most do not move at all.
+    Directions and leaves stay as they are. Call it now and then in training: leaves that no sample reaches learn
+    nothing, and the balance loss alone may not bring them back.
+
+    Args:
+        data: as in `initialize_tree_`; the share holds on the inputs that are read.
+        least: from 0 (nothing is moved) to 1 (every node halves its samples). Samples that a node cannot tell apart
+            stay together.
+        samples: how many inputs of a layer are enough; batches past that are not read.
+    """
+    if not 0 <= least <= 1:
+        raise ValueError(f"least must be from 0 to 1; got {least}.")
+    _change_trees(model, data, samples, lambda layer, inputs: shift_boundaries_(layer, inputs, least))
+
+
+def _change_trees(model: nn.Module, data: Any, samples: int, change: Callable[[FFF, Tensor], None]) -> None:
+    """Call change(layer, inputs) for every FFF layer in the order in which data reaches them; all or nothing."""
     if samples < 1:
         raise ValueError(f"samples must be at least 1; got {samples}.")
     found = layers(model)
@@ -42,7 +68,7 @@ def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: 
                 inputs = _inputs(model, name, found[name], kept)[:samples]
                 if not inputs.isfinite().all():
                     raise ValueError(f"the inputs of the FFF layer {name!r} hold NaN or infinity; clean the data.")
-                random_median_(found[name], inputs, std=std)
+                change(found[name], inputs)
         except BaseException:
             for parameter, value in zip(trees, before, strict=True):
                 parameter.copy_(value)
@@ -104,6 +130,38 @@ def random_median_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
         node = 2 * node + 1 + (node_logit(x, node, layer._tree, layer.activation) >= 0)
 
 
+@torch.no_grad()
+def shift_boundaries_(layer: FFF, x: Tensor, least: float) -> None:
+    """As rebalance_, for one layer and its inputs x (batch, in)."""
+    if not layer.depth or not len(x):
+        return
+    logits = layer.node_logits(x)
+    bias = layer.node_bias if layer.node_out_bias is None else layer.node_out_bias
+    fair = len(x) / layer.num_leaves
+    each = math.ceil(least * fair) if math.ceil(least * fair) <= fair else math.floor(least * fair)  # samples a leaf
+    node = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for m in range(layer.depth):
+        here = node - heap.level(m).start
+        logit = logits.gather(1, node.unsqueeze(1)).squeeze(1)
+        counts = torch.bincount(here, minlength=2**m)
+        left = torch.bincount(here[logit < 0], minlength=2**m)
+        fewest = each << (layer.depth - m - 1)  # on either side
+        wanted = left.clamp(min=fewest).minimum(counts - fewest)
+        shift = torch.where(wanted == left, 0, -_value_before(here, logit, counts, wanted))
+        bias[heap.level(m)] += shift.to(bias.dtype)
+        node = 2 * node + 1 + (logit + shift[here] >= 0)
+
+
+def _value_before(group: Tensor, value: Tensor, counts: Tensor, place: Tensor) -> Tensor:
+    """A value with `place` values of its group below it, halfway to the next on either side: (groups,)."""
+    order = value.argsort()
+    value = value[order[group[order].argsort(stable=True)]]
+    start, last = counts.cumsum(0) - counts, len(value) - 1
+    below = value[(start + (place - 1).clamp(min=0)).clamp(max=last)]
+    above = value[(start + place.minimum(counts - 1).clamp(min=0)).clamp(max=last)]
+    return (below + above) / 2
+
+
 def _moments_by(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of the values (batch, ...) of each group; those of all values where a group shows none."""
     size = counts.to(value.dtype).view(-1, *[1] * (value.dim() - 1))
@@ -116,12 +174,6 @@ def _moments_by(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, T
 
 
 def _median_by(group: Tensor, value: Tensor, counts: Tensor, default: Tensor) -> Tensor:
-    """The value halfway between the two middle ones of each group, so that halves lie on either side."""
-    order = value.argsort()
-    order = order[group[order].argsort(stable=True)]
-    value = value[order]
-    start = counts.cumsum(0) - counts
-    last = len(value) - 1
-    low = value[(start + (counts - 1).clamp(min=0) // 2).clamp(max=last)]
-    high = value[(start + counts // 2).clamp(max=last)]
-    return torch.where(counts > 0, (low + high) / 2, default)
+    """A value that has half of its group on either side."""
+    middle = _value_before(group, value, counts, counts // 2)
+    return torch.where(counts > 0, middle, default)

@@ -1,0 +1,141 @@
+"""Models of one shape trained at once: their parameters are stacked, and one step moves them all.
+
+Ten small layers cost about as much as one, since a step of a small layer is mostly the wait for its many small
+operations. On a GPU the step is recorded once as a CUDA graph and replayed.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model that has just run, its output and the target
+
+
+class Ensemble:
+    """Stacked models: parameters and buffers (members, ...) by name."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        parameters, self.buffers = stack_module_state(list(models))
+        trained = {name: parameter.requires_grad for name, parameter in models[0].named_parameters()}
+        self.parameters = {n: p.detach().clone().requires_grad_(trained[n]) for n, p in parameters.items()}
+        self.size = len(models)
+        self.model = copy.deepcopy(models[0]).train()
+        self._member = copy.deepcopy(models[0]).eval().requires_grad_(False)
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+
+    def losses(self, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of every member on its own samples x (members, batch, ...), in training: (members,)."""
+
+        def of_one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            # What a layer remembers of its forward is of this member alone, and gone after vmap.
+            return loss(self.model, functional_call(self.model, (parameters, buffers), (x,)), y)
+
+        return vmap(of_one, randomness="different")(self.parameters, self.buffers, x, y)
+
+    @torch.no_grad()
+    def member(self, i: int, state: dict[str, Tensor] | None = None) -> nn.Module:
+        """One of the models in eval(), or another with stacked parameters like these: good until the next call."""
+        state = self.parameters | self.buffers if state is None else state
+        self._member.load_state_dict({name: tensor[i] for name, tensor in state.items()})
+        return self._member
+
+    @torch.no_grad()
+    def load_member(self, i: int, model: nn.Module) -> None:
+        """Take over the parameters of one model."""
+        for name, tensor in model.state_dict().items():
+            (self.parameters | self.buffers)[name][i].copy_(tensor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in (self.parameters | self.buffers).items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in (self.parameters | self.buffers).items():
+            tensor.copy_(state[name])
+
+
+class Optimizer:
+    """SGD, or Adam with decoupled weight decay, on stacked parameters: every member has its own rate (members,)."""
+
+    def __init__(
+        self, parameters: dict[str, Tensor], kind: str = "adam", *, weight_decay: float = 0.0, eps: float = 1e-8
+    ) -> None:
+        if kind not in ("sgd", "adam"):
+            raise ValueError(f"optimizer must be 'sgd' or 'adam'; got {kind!r}.")
+        self.parameters = list(parameters.values())
+        first = self.parameters[0]
+        self.kind, self.weight_decay, self.eps, self.betas = kind, weight_decay, eps, (0.9, 0.999)
+        self.rate = first.new_zeros(len(first))
+        self.count = first.new_zeros(())  # steps, on the device, so that a recorded step counts on
+        moments = 0 if kind == "sgd" else 2
+        self.moments = [[torch.zeros_like(p) for p in self.parameters] for _ in range(moments)]
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor]) -> None:
+        rates = [self.rate.view(-1, *[1] * (p.dim() - 1)) for p in self.parameters]
+        if self.weight_decay:
+            torch._foreach_mul_(self.parameters, [1 - self.weight_decay * rate for rate in rates])
+        if self.kind == "sgd":
+            torch._foreach_sub_(self.parameters, torch._foreach_mul(list(grads), rates))
+            return
+        self.count += 1
+        (mean, square), (b1, b2) = self.moments, self.betas
+        torch._foreach_lerp_(mean, list(grads), 1 - b1)
+        torch._foreach_mul_(square, b2)
+        torch._foreach_addcmul_(square, list(grads), list(grads), 1 - b2)
+        scale = torch._foreach_sqrt(square)
+        torch._foreach_div_(scale, (1 - b2**self.count).sqrt())
+        torch._foreach_add_(scale, self.eps)
+        change = torch._foreach_div(mean, scale)
+        torch._foreach_mul_(change, [rate / (1 - b1**self.count) for rate in rates])
+        torch._foreach_sub_(self.parameters, change)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """As if there had been no step."""
+        self.count.zero_()
+        for moment in self.moments:
+            torch._foreach_zero_(moment)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "rate": self.rate, "moments": self.moments}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count.copy_(state["count"])
+        self.rate.copy_(state["rate"])
+        for ours, theirs in zip(self.moments, state["moments"], strict=True):
+            torch._foreach_copy_(ours, theirs)
+
+
+class Recorded:
+    """A function without arguments or result that is called many times: on a GPU, one CUDA graph.
+
+    `restore` puts back what calls change; it follows the calls before the recording, which choose kernels and allocate.
+    """
+
+    def __init__(self, function: Callable[[], None], device: torch.device, restore: Callable[[], None]) -> None:
+        self.call: Callable[[], None] = function
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        restore()
+        self.call = graph.replay
+
+    def __call__(self) -> None:
+        self.call()

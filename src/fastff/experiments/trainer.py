@@ -1,0 +1,440 @@
+"""Train all seeds of a case at once, and measure M_A, G_A and ETT by the hard pass.
+
+M_A is the best accuracy on the training data, G_A that on the test data at the last epoch of best validation accuracy,
+ETT the epochs until that validation accuracy was first seen. Nine tenths of the training file train and one tenth
+validates, drawn anew for each seed. Everything that is random in an epoch follows from the seeds and the epoch's
+number: a training that goes on from a checkpoint comes to the same numbers as one that was never stopped.
+"""
+
+import functools
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..baselines import FF, MoE, importance_loss, load_loss
+from ..hardening import bernoulli_entropy
+from ..initialize import initialize_tree_, shift_boundaries_
+from ..layer import FFF
+from ..recipe import Recipe
+from . import data
+from .augment import augment
+from .case import Case, Result
+from .ensemble import Ensemble, Optimizer, Recorded
+from .settings import Settings
+from .vit import ViT
+
+EVALUATION_STEPS = 100  # epochs shorter than this are evaluated every few
+CHECKPOINT_SECONDS = 30.0
+ENTROPY_SAMPLES = 2048
+IMPORTANCE, LOAD = 0.1, 0.1  # of the MoE, as in the paper
+
+Report = Callable[[int, int, str], None]
+_load = functools.lru_cache(maxsize=1)(data.load)  # the groups of a data set follow each other
+
+
+def train(
+    cases: Sequence[Case],
+    *,
+    device: str,
+    root: Path | None,
+    checkpoint: Path | None = None,
+    report: Report | None = None,
+) -> list[Result]:
+    """The results of cases that differ in the seed alone, trained together.
+
+    If `checkpoint` exists the training goes on from there; it is written now and then, and left for the caller to
+    remove. report(epoch, most, text) is called after every evaluation.
+    """
+    if len({case.group for case in cases}) != 1:
+        raise ValueError("cases that train together must differ in the seed alone.")
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device.startswith("cuda") else []):
+        training = Training(cases, torch.device(device), _load(cases[0].dataset, root))
+        if checkpoint is not None and checkpoint.exists():
+            training.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True))
+        saved = time.monotonic()
+        while not training.finished:
+            training.advance()
+            if report is not None:
+                report(training.epoch, training.most_epochs, training.describe())
+            if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
+                save(training.state_dict(), checkpoint)
+                saved = time.monotonic()
+        return training.results()
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """Replace the file as a whole: whoever kills us leaves the old one or the new one."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    torch.save(state, part)
+    os.replace(part, path)
+
+
+class Track:
+    """A score of every member, the best so far, when it was first seen, and how long nothing was better."""
+
+    def __init__(self, members: int, ensemble: Ensemble | None) -> None:
+        self.best = [-1.0] * members
+        self.epoch = [0] * members
+        self.seen = [0] * members  # the epoch of the last improvement, or of the last halving of the rate
+        self.done = [False] * members
+        self.state = None if ensemble is None else {n: t.clone() for n, t in ensemble.state_dict().items()}
+
+    def update(self, scores: Sequence[float], epoch: int, ensemble: Ensemble, patience: int) -> None:
+        for i, score in enumerate(scores):
+            if self.done[i]:
+                continue
+            if score >= self.best[i] and self.state is not None:
+                for name, tensor in ensemble.state_dict().items():
+                    self.state[name][i].copy_(tensor[i])
+            if score > self.best[i]:
+                self.best[i], self.epoch[i], self.seen[i] = score, epoch, epoch
+            self.done[i] = bool(patience) and epoch - self.epoch[i] >= patience
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class Training:
+    """All seeds of a case, from the first epoch to the results."""
+
+    def __init__(self, cases: Sequence[Case], device: torch.device, dataset: data.Dataset) -> None:
+        self.cases, self.device = cases, device
+        self.settings = settings = Settings(**dict(cases[0].settings))
+        self.seeds = [case.seed for case in cases]
+        self.x, self.y = _prepare(dataset.train, dataset, settings, device, cases[0].model)
+        self.test = _prepare(dataset.test, dataset, settings, device, cases[0].model)
+        if settings.standardise:
+            _standardise(self.x, self.test[0])
+        orders = [torch.randperm(len(self.x), generator=_generator(seed)) for seed in self.seeds]
+        validation = len(self.x) // 10
+        self.validation = torch.stack([order[:validation] for order in orders]).to(device)
+        self.training = torch.stack([order[validation:] for order in orders]).to(device)
+        models = [self._model(i, dataset.classes) for i in range(len(cases))]
+        self.inference_size = max(getattr(module, "inference_size", 0) for module in models[0].modules())
+
+        self.batch = min(settings.batch, self.training.shape[1])
+        self.steps = self.training.shape[1] // self.batch
+        self.most_epochs = math.ceil(settings.steps / self.steps) if settings.steps else settings.epochs
+        self.every = max(1, round(EVALUATION_STEPS / self.steps))
+        self.ensemble = Ensemble(models)
+        self.optimizer = Optimizer(self.ensemble.trained, settings.optimizer, weight_decay=settings.weight_decay)
+        self.rates = [settings.rate] * len(cases)
+        self.recipe = _recipe(self.ensemble.model, settings, self.most_epochs)
+        members = len(cases)
+        goal = cases[0].goal
+        watched = settings.plateau_of if settings.plateau else None
+        self.memorised = Track(members, None) if goal != "G_A" or watched == "training" else None
+        self.generalised = Track(members, self.ensemble) if goal != "M_A" or watched == "validation" else None
+        self.epoch, self.seconds = 0, 0.0
+        self.history: list[dict[str, list[Any]]] = [{} for _ in cases]
+
+        self._order = torch.zeros(members, self.steps, self.batch, dtype=torch.int64, device=device)
+        self._at = torch.zeros(1, dtype=torch.int64, device=device)
+        before = {name: tensor.clone() for name, tensor in self.ensemble.state_dict().items()}
+        self._step = Recorded(self._one_step, device, lambda: self._restore(before))
+
+    def _model(self, i: int, classes: int) -> nn.Module:
+        case, settings = self.cases[i], self.settings
+        torch.manual_seed(case.seed)
+        model = build(case, tuple(self.x.shape[1:]), classes).to(self.device)
+        trees = [module for module in model.modules() if isinstance(module, FFF)]
+        if trees and settings.balanced:
+            initialize_tree_(model, list(self.x[self.training[i]].split(256)), std=settings.std)
+        for layer in trees:
+            if settings.frozen:
+                layer.freeze_tree_()
+        return model
+
+    def _restore(self, state: dict[str, Tensor]) -> None:
+        self.ensemble.load_state_dict(state)
+        self.optimizer.reset()
+        self._at.zero_()
+
+    def _one_step(self) -> None:
+        index = self._order.index_select(1, self._at).squeeze(1)  # (members, batch)
+        x, y = self.x[index], self.y[index]
+        if self.settings.augment:
+            x = augment(x.flatten(0, 1)).view_as(x)
+        loss = self.ensemble.losses(self._loss, x, y).sum()
+        self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
+        self._at += 1
+
+    def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:
+        loss = F.cross_entropy(output, target)
+        if self.recipe is not None:
+            loss = loss + self.recipe.loss()
+        if isinstance(model, MoE):
+            loss = loss + IMPORTANCE * importance_loss(model) + LOAD * load_loss(model)
+        return loss
+
+    @property
+    def finished(self) -> bool:
+        goal = self.cases[0].goal
+        tracks = [self.memorised if goal != "G_A" else None, self.generalised if goal != "M_A" else None]
+        return self.epoch >= self.most_epochs or all(all(track.done) for track in tracks if track is not None)
+
+    def advance(self) -> None:
+        """Train to the next evaluation, and evaluate."""
+        start = time.monotonic()
+        for _ in range(min(self.every, self.most_epochs - self.epoch)):
+            self._train_epoch()
+        self._evaluate()
+        self.seconds += time.monotonic() - start
+
+    def _train_epoch(self) -> None:
+        share = self.epoch / self.most_epochs
+        factor = (1 + math.cos(math.pi * share)) / 2 if self.settings.schedule == "cosine" else 1.0
+        self.optimizer.rate.copy_(torch.tensor([factor * rate for rate in self.rates]))
+        self._set_temperature(self.recipe.temperature if self.recipe is not None else 1.0)
+        count = self.steps * self.batch
+        orders = [torch.randperm(self.training.shape[1], generator=_generator(s, self.epoch)) for s in self.seeds]
+        order = torch.stack([order[:count] for order in orders]).to(self.device)
+        self._order.copy_(self.training.gather(1, order).view_as(self._order))
+        self._at.zero_()
+        torch.manual_seed(_generator(self.seeds[0], self.epoch).initial_seed())
+        for _ in range(self.steps):
+            self._step()
+        self.epoch += 1
+        if self.recipe is not None:
+            self.recipe.step()
+
+    def _set_temperature(self, value: float) -> None:
+        for name, buffer in self.ensemble.buffers.items():
+            if name.endswith("_temperature"):
+                buffer.fill_(value)
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        training, validation = [], []
+        # What is kept is a finished model: balanced, and as hard as it will be.
+        hard = self.settings.hard if self.recipe is not None else 1.0
+        entropies = [self._entropies(i) for i in range(len(self.cases))]
+        self._set_temperature(hard)
+        for i in range(len(self.cases)):
+            if self.settings.balanced and self.settings.least and self.recipe is not None:
+                self._rebalance(i)
+            model = self.ensemble.member(i)
+            train, check = self.training[i], self.validation[i]
+            if self.memorised is not None:
+                training.append(accuracy(model, self.x[train], self.y[train]))
+            if self.generalised is not None:
+                validation.append(accuracy(model, self.x[check], self.y[check]))
+            self._remember(i, training, validation, entropies[i])
+        if self.memorised is not None:
+            self.memorised.update(training, self.epoch, self.ensemble, self.settings.patience)
+        if self.generalised is not None:
+            self.generalised.update(validation, self.epoch, self.ensemble, self.settings.patience)
+        self._halve()
+
+    def _rebalance(self, i: int) -> None:
+        model = self.ensemble.member(i)
+        if isinstance(model, FFF):  # deeper in a model, the balance loss must do
+            shift_boundaries_(model, self.x[self.training[i]], self.settings.least)
+            self.ensemble.load_member(i, model)
+
+    def _entropies(self, i: int) -> list[float]:
+        """The mean entropy of the nodes of every FFF layer, at the temperature of the training."""
+        model = self.ensemble.member(i)
+        found: list[float] = []
+
+        def see(layer: FFF, args: tuple[Tensor, ...], _: Tensor) -> None:
+            logits = layer.node_logits(args[0]) * layer.temperature
+            found.append(bernoulli_entropy(logits).mean().item())
+
+        hooks = [m.register_forward_hook(see) for m in model.modules() if isinstance(m, FFF) and m.depth]
+        if hooks:
+            model(self.x[self.validation[i][:ENTROPY_SAMPLES]])
+        for hook in hooks:
+            hook.remove()
+        return found
+
+    def _remember(self, i: int, training: list[float], validation: list[float], entropies: list[float]) -> None:
+        row: dict[str, Any] = {"epoch": self.epoch}
+        if training:
+            row["training"] = round(training[-1], 3)
+        if validation:
+            row["validation"] = round(validation[-1], 3)
+        if entropies:
+            row["entropy"] = [round(value, 4) for value in entropies]
+        for name, value in row.items():
+            self.history[i].setdefault(name, []).append(value)
+
+    def _halve(self) -> None:
+        """Halve the rate of members whose accuracy has not improved for long."""
+        track = self.memorised if self.settings.plateau_of == "training" else self.generalised
+        if not self.settings.plateau or track is None:
+            return
+        for i, seen in enumerate(track.seen):
+            if self.epoch - seen >= self.settings.plateau:
+                self.rates[i] /= 2
+                track.seen[i] = self.epoch
+
+    def describe(self) -> str:
+        """The accuracies so far, for a progress bar."""
+        parts = []
+        for name, track in (("training", self.memorised), ("validation", self.generalised)):
+            if track is not None:
+                parts.append(f"{name} {sum(track.best) / len(track.best):.1f}%")
+        return ", ".join(parts)
+
+    @torch.no_grad()
+    def results(self) -> list[Result]:
+        made = []
+        for i, case in enumerate(self.cases):
+            result = Result(case, inference_size=self.inference_size, epochs=self.epoch, history=self.history[i])
+            result.seconds = self.seconds / len(self.cases)
+            if self.memorised is not None and case.goal != "G_A":
+                result.M_A, result.ETT_M = self.memorised.best[i], self.memorised.epoch[i]
+            model = self.ensemble.member(i)
+            if self.generalised is not None and case.goal != "M_A":
+                model = self.ensemble.member(i, self.generalised.state)
+                result.G_A, result.ETT = accuracy(model, *self.test), self.generalised.epoch[i]
+                if self.recipe is not None:
+                    result.soft_hard_gap = accuracy(_soft(model), *self.test) - result.G_A
+            self._count_leaves(model, i, result)
+            made.append(result)
+        return made
+
+    def _count_leaves(self, model: nn.Module, i: int, result: Result) -> None:
+        """How evenly training data uses the leaves; of several layers, in that which does so least."""
+        counts: dict[int, Tensor] = {}
+
+        def see(layer: FFF, args: tuple[Tensor, ...], _: Tensor) -> None:
+            leaf = torch.bincount(layer.route(args[0]).flatten(), minlength=layer.num_leaves)
+            counts[id(layer)] = counts.get(id(layer), 0) + leaf
+
+        hooks = [module.register_forward_hook(see) for module in model.modules() if isinstance(module, FFF)]
+        if hooks:
+            for part in self.training[i].split(_at_once(self.x)):
+                model(self.x[part])
+            result.leaves_used = min(int((count > 0).sum()) for count in counts.values())
+            result.smallest_share = min((count.min() * len(count) / count.sum()).item() for count in counts.values())
+        for hook in hooks:
+            hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        tracks = {"memorised": self.memorised, "generalised": self.generalised}
+        return {
+            "ensemble": self.ensemble.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rates": self.rates,
+            "epoch": self.epoch,
+            "seconds": self.seconds,
+            "history": self.history,
+            "keys": [case.key for case in self.cases],
+        } | {name: None if track is None else track.state_dict() for name, track in tracks.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["keys"] != [case.key for case in self.cases]:
+            raise ValueError("the checkpoint is of another training; remove it.")
+        self.ensemble.load_state_dict(state["ensemble"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.rates, self.epoch, self.seconds, self.history = (
+            state[name] for name in ("rates", "epoch", "seconds", "history")
+        )
+        for name, track in (("memorised", self.memorised), ("generalised", self.generalised)):
+            if track is not None:
+                track.load_state_dict(state[name])
+        if self.recipe is not None:
+            self.recipe.load_state_dict({"count": self.epoch})
+
+
+def _at_once(x: Tensor) -> int:
+    """How many samples go through a model in one evaluation: images become many tokens each."""
+    return 16384 if x.dim() == 2 else 2048
+
+
+def accuracy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+    """In percent."""
+    parts = zip(x.split(_at_once(x)), y.split(_at_once(x)), strict=True)
+    return 100.0 * sum((model(inputs).argmax(-1) == target).sum().item() for inputs, target in parts) / len(y)
+
+
+def _soft(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A model in which FFF layers mix their leaves as in training, and all else is as in evaluation."""
+
+    def run(x: Tensor) -> Tensor:
+        trees = [module for module in model.modules() if isinstance(module, FFF)]
+        saved = [tree.forward for tree in trees]
+        try:
+            for tree in trees:
+                tree.forward = tree.soft  # type: ignore[method-assign]
+            return model(x)
+        finally:
+            for tree, forward in zip(trees, saved, strict=True):
+                tree.forward = forward  # type: ignore[method-assign]
+
+    return run
+
+
+def build(case: Case, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model of a case, for inputs of this shape."""
+    features = math.prod(shape)
+    if case.model == "FF":
+        return FF(features, classes, width=case.width)
+    if case.model == "MoE":
+        experts = case.width // case.leaf_width
+        return MoE(features, classes, num_experts=experts, expert_width=case.leaf_width, k=2)
+    if case.model == "FFF":
+        return FFF(features, classes, depth=case.depth, leaf_width=case.leaf_width)
+    if case.model in ("ViT-FF", "ViT-FFF"):
+        channels, height, width = shape
+        return ViT((channels, height, width), classes, feedforward=partial(_block, case))
+    raise ValueError(f"unknown model {case.model!r}; choose from FF, MoE, FFF, ViT-FF, ViT-FFF.")
+
+
+def _block(case: Case, dim: int) -> nn.Module:
+    """A feedforward block of a transformer."""
+    if case.model == "ViT-FF":
+        return FF(dim, dim, width=case.width)
+    return FFF(dim, dim, depth=case.depth, leaf_width=case.leaf_width)
+
+
+def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
+    if not any(isinstance(module, FFF) and module.depth for module in model.modules()):
+        return None
+    return Recipe(
+        model,
+        steps=epochs,
+        decision=s.decision,
+        transposition=s.transposition,
+        noise=s.noise,
+        balance=s.balance,
+        hardening=0.0 if s.frozen else s.hardening,
+        reduction=s.reduction,
+        temperature=(1.0, s.last_temperature),
+        hard=s.hard,
+    )
+
+
+def _prepare(
+    part: data.Part, dataset: data.Dataset, settings: Settings, device: torch.device, model: str
+) -> tuple[Tensor, Tensor]:
+    """Inputs in [0, 1], flattened unless the model or the augmentation needs images."""
+    x = part.x.to(device).float() / dataset.largest
+    return x if model.startswith("ViT") else x.flatten(1), part.y.to(device)
+
+
+def _standardise(x: Tensor, test: Tensor) -> None:
+    """Mean 0 and deviation 1 over the training file, in place: in each channel of images, else over all."""
+    dims = (0, 2, 3) if x.dim() == 4 else None
+    mean, std = x.mean(dims, keepdim=True), x.std(dims, keepdim=True)
+    for inputs in (x, test):
+        inputs.sub_(mean).div_(std)
+
+
+def _generator(seed: int, epoch: int = -1) -> torch.Generator:
+    """The same numbers for the same seed and epoch, on every device."""
+    return torch.Generator().manual_seed(1_000_003 * (seed + 1) + epoch)

@@ -1,0 +1,121 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import two_layers
+from torch import nn
+
+import fastff
+
+
+def data():
+    """Two rings, which no plane parts."""
+    generator = torch.Generator().manual_seed(0)
+    angle = 2 * math.pi * torch.rand(400, generator=generator)
+    y = torch.arange(400) % 2
+    radius = 1 + y + 0.1 * torch.randn(400, generator=generator)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], 1), y
+
+
+def train(model, x, y, steps, **options):
+    recipe = fastff.Recipe(model, x, steps=steps, **options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(steps):
+        loss = F.cross_entropy(model(x), y) + recipe.loss()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recipe.step()
+    return recipe
+
+
+def test_two_lines_in_a_loop():
+    """It learns, every leaf is used, the mixture says what the hard route says, and evaluation is not blurred."""
+    torch.manual_seed(0)
+    x, y = data()
+    model = nn.Sequential(fastff.FFF(2, 2, depth=4, leaf_width=2))
+    train(model, x, y, 300, noise=0.2)
+    layer = model[0]
+    hard = model.eval()(x)
+    assert (hard.argmax(1) == y).float().mean() > 0.97
+    assert fastff.usage(model, x)["0"].smallest_share >= 0.1
+    assert layer.temperature == 1000
+    assert (layer.soft(x).argmax(1) == hard.argmax(1)).float().mean() > 0.98
+    assert torch.equal(model(x), hard)
+    model.train()
+    assert torch.equal(layer(x), layer(x))  # the noise is gone
+
+
+def test_noise_fades_and_is_for_training_alone():
+    torch.manual_seed(0)
+    layer = fastff.FFF(3, 2, depth=0, leaf_width=1, activation="identity", bias=False)
+    layer.leaf_in_weight.data.fill_(1)
+    layer.leaf_out_weight.data.fill_(1)
+    x = 5 * torch.randn(20000, 3)
+    recipe = fastff.Recipe(layer, steps=4, noise=0.5, balance=0)
+    for share in (1, (1 + math.cos(math.pi / 4)) / 2, 0.5):
+        change = layer.train()(x)[:, 0] - x.sum(1)
+        assert change.std().item() == pytest.approx(0.5 * share * 5 * math.sqrt(3), rel=0.03)
+        torch.testing.assert_close(layer.eval()(x)[:, 0], x.sum(1), rtol=1e-4, atol=1e-4)
+        recipe.step()
+    recipe.step()
+    torch.testing.assert_close(layer.train()(x)[:, 0], x.sum(1), rtol=1e-4, atol=1e-4)
+
+
+def test_loss_is_the_sum_of_its_parts():
+    model = two_layers().float()
+    recipe = fastff.Recipe(model, steps=3, noise=0, balance=0.3, hardening=0.7, reduction="path", decision="soft")
+    model.train()(torch.randn(8, 5))
+    expected = 0.3 * fastff.balance_loss(model) + 0.7 * fastff.hardening_loss(model, "path")
+    torch.testing.assert_close(recipe.loss(), expected)
+    assert fastff.Recipe(model, steps=3, noise=0, balance=0).loss() == 0
+
+
+def test_temperature_rises_by_equal_ratios_and_ends_hard():
+    layer = fastff.FFF(3, 2, depth=2, leaf_width=1)
+    recipe = fastff.Recipe(layer, steps=2, temperature=(1.0, 16.0), hard=64.0)
+    seen = [layer.temperature]
+    for _ in range(3):
+        recipe.step()
+        seen.append(layer.temperature)
+    assert seen == pytest.approx([1, 4, 64, 64])
+
+
+def test_state_goes_on_where_it_was():
+    layer = fastff.FFF(3, 2, depth=2, leaf_width=1)
+    recipe = fastff.Recipe(layer, steps=10, temperature=(1.0, 2.0))
+    for _ in range(4):
+        recipe.step()
+    other = fastff.FFF(3, 2, depth=2, leaf_width=1)
+    again = fastff.Recipe(other, steps=10, temperature=(1.0, 2.0))
+    again.load_state_dict(recipe.state_dict())
+    assert (other.temperature, again.deviation) == (layer.temperature, recipe.deviation)
+
+
+def test_layers_are_prepared():
+    model = two_layers().float()
+    fastff.Recipe(model, torch.randn(256, 5), steps=5, transposition=0.2, decision="straight_through")
+    for layer in (model[0], model[2]):
+        assert (layer.decision, layer.transposition) == ("straight_through", 0.2)
+    assert fastff.usage(model, torch.randn(256, 5))["0"].smallest_share > 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"noise": -1.0}, "noise must be 0 or more; got -1"),
+        ({"balance": math.nan}, "balance must be 0 or more"),
+        ({"transposition": 2.0}, "transposition"),
+        ({"decision": "hard"}, "decision must be 'soft' or 'straight_through'"),
+        ({"temperature": (1.0, 0.0)}, "temperatures must be positive"),
+    ],
+)
+def test_bad_arguments_change_nothing(options, message):
+    layer = fastff.FFF(3, 2, depth=2, leaf_width=1)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        fastff.Recipe(layer, torch.randn(8, 3), **{"steps": 5} | options)
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+    assert not layer._forward_pre_hooks
