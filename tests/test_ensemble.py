@@ -3,10 +3,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import make
 
 import fastff
 from fastff.experiments.ensemble import Ensemble, Optimizer
+from helpers import make
 
 MEMBERS, BATCH = 3, 16
 
@@ -42,7 +42,7 @@ def test_losses_and_gradients_are_those_of_each_member_alone(decision):
 def test_optimizer_is_that_of_torch_at_each_rate(kind, weight_decay):
     models = members()
     ensemble = Ensemble(models)
-    optimizer = Optimizer(ensemble.trained, kind, weight_decay=weight_decay)
+    optimizer = Optimizer(ensemble, kind, weight_decay=weight_decay)
     rates = [0.1, 0.03, 0.01]
     optimizer.rate.copy_(torch.tensor(rates, dtype=torch.float64))
     make_torch = {"sgd": torch.optim.SGD, "adam": torch.optim.AdamW}[kind]
@@ -86,4 +86,4 @@ def test_frozen_parameters_do_not_train():
 
 def test_an_unknown_optimizer():
     with pytest.raises(ValueError, match="'sgd' or 'adam'; got 'lion'"):
-        Optimizer(Ensemble(members()).trained, "lion")
+        Optimizer(Ensemble(members()), "lion")

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import two_layers
 from torch import nn
 
 import fastff
+from helpers import two_layers
 
 
 def data():

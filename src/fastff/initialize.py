@@ -147,9 +147,11 @@ def shift_boundaries_(layer: FFF, x: Tensor, least: float) -> None:
         left = torch.bincount(here[logit < 0], minlength=2**m)
         fewest = each << (layer.depth - m - 1)  # on either side
         wanted = left.clamp(min=fewest).minimum(counts - fewest)
-        shift = torch.where(wanted == left, 0, -_value_before(here, logit, counts, wanted))
-        bias[heap.level(m)] += shift.to(bias.dtype)
-        node = 2 * node + 1 + (logit + shift[here] >= 0)
+        if not torch.equal(wanted, left):
+            shift = torch.where(wanted == left, 0, -_value_before(here, logit, counts, wanted))
+            bias[heap.level(m)] += shift.to(bias.dtype)
+            logit += shift[here]
+        node = 2 * node + 1 + (logit >= 0)
 
 
 def _value_before(group: Tensor, value: Tensor, counts: Tensor, place: Tensor) -> Tensor:

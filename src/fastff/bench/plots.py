@@ -11,8 +11,11 @@ COLORS = {"FF": "#7f7f7f", "MoE": "#d95f02", "FFF": "#1b6ca8"}
 NAMES = {"FF": "FF, dense", "MoE": "MoE, k = 1", "FFF": "FFF"}
 
 
-def draw(rows: Iterable[Row], folder: Path) -> list[Path]:
-    """All figures that the rows allow, one set for each machine, dtype and size of blocks: the files written."""
+def draw(rows: Iterable[Row], folder: Path, kind: str = "png") -> list[Path]:
+    """All figures that the rows allow, one set for each machine, dtype and size of blocks: the files written.
+
+    `kind` is that of the files, such as png or svg.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -26,10 +29,10 @@ def draw(rows: Iterable[Row], folder: Path) -> list[Path]:
         for batch in sorted({row["batch"] for row in found}):
             same = [row for row in found if row["batch"] == batch]
             if len({row["depth"] for row in same}) > 2:
-                written.append(_blocks(same, folder, closeup=False))
-                written.append(_blocks(same, folder, closeup=True))
+                written.append(_blocks(same, folder, kind, closeup=False))
+                written.append(_blocks(same, folder, kind, closeup=True))
         if len({row["depth"] for row in found}) > 2:
-            written.append(_speedups(found, folder))
+            written.append(_speedups(found, folder, kind))
     return written
 
 
@@ -47,7 +50,7 @@ def _latest(rows: Iterable[Row]) -> list[Row]:
     return list(best.values())
 
 
-def _blocks(rows: list[Row], folder: Path, closeup: bool) -> Path:
+def _blocks(rows: list[Row], folder: Path, kind: str, closeup: bool) -> Path:
     """Time over the number of blocks. The close-up leaves out FF and has a linear axis, as in the paper."""
     from matplotlib import pyplot as plt
 
@@ -70,10 +73,10 @@ def _blocks(rows: list[Row], folder: Path, closeup: bool) -> Path:
         axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylabel("time of a forward pass, µs (p20 to p80)")
     _finish(axes, rows[0], f"batch {rows[0]['batch']}")
-    return _save(figure, folder, "closeup" if closeup else "blocks", rows[0], f"b{rows[0]['batch']}")
+    return _save(figure, folder, kind, "closeup" if closeup else "blocks", rows[0], f"b{rows[0]['batch']}")
 
 
-def _speedups(rows: list[Row], folder: Path) -> Path:
+def _speedups(rows: list[Row], folder: Path, kind: str) -> Path:
     """The speed-up of FFF over FF, a line for each batch."""
     from matplotlib import pyplot as plt
 
@@ -82,7 +85,7 @@ def _speedups(rows: list[Row], folder: Path) -> Path:
     batches = sorted({row["batch"] for row in found})
     for i, batch in enumerate(batches):
         line = sorted((row for row in found if row["batch"] == batch), key=lambda row: row["depth"])
-        color = plt.get_cmap("viridis")(0.85 * i / max(1, len(batches) - 1))
+        color = plt.get_cmap("viridis")(0.35 + 0.5 * i / max(1, len(batches) - 1))
         x, y = [2 ** row["depth"] for row in line], [row["speedup_dense"] for row in line]
         axes.plot(x, y, marker="o", markersize=4, linewidth=1.6, color=color, label=f"batch {batch}")
     axes.axhline(1, color="black", linewidth=0.8)
@@ -91,7 +94,7 @@ def _speedups(rows: list[Row], folder: Path) -> Path:
     _blocks_axis(axes, sorted({row["depth"] for row in found}))
     axes.set_ylabel("speed-up of FFF over the dense FF")
     _finish(axes, rows[0], "")
-    return _save(figure, folder, "speedup", rows[0], "")
+    return _save(figure, folder, kind, "speedup", rows[0], "")
 
 
 def _blocks_axis(axes: Any, depths: list[int]) -> None:
@@ -110,14 +113,14 @@ def _finish(axes: Any, row: Row, extra: str) -> None:
     axes.legend(frameon=False)
 
 
-def _save(figure: Any, folder: Path, kind: str, row: Row, extra: str) -> Path:
+def _save(figure: Any, folder: Path, kind: str, what: str, row: Row, extra: str) -> Path:
     from matplotlib import pyplot as plt
 
-    parts = [kind, row["machine"], f"{row['in']}-{row['out']}-l{row['leaf_width']}", row["dtype"], extra]
+    parts = [what, row["machine"], f"{row['in']}-{row['out']}-l{row['leaf_width']}", row["dtype"], extra]
     parts += [f"n{row['node_width']}" if row["node_width"] > 1 else "", row["activation"].replace("relu", "")]
     parts += [f"{row['threads']}threads" if row["threads"] else ""]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(part for part in parts if part).lower())
-    path = folder / f"{name}.png"
+    path = folder / f"{name}.{kind}"
     figure.savefig(path, dpi=160)
     plt.close(figure)
     return path

@@ -20,7 +20,7 @@ from ..bench import presets
 from ..bench import rows as store
 from ..bench.case import DEVICES, DTYPES, Case
 from ..plan import plan as make_plan
-from . import tables
+from . import reproduce, tables
 from .flags import a_device, among, bad_flags, microseconds, numbers, one, words
 
 ALL_MODELS = ",".join(core.MODELS)
@@ -41,6 +41,8 @@ bench = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(bench, name="bench")
+app.command("reproduce")(reproduce.reproduce)
+app.command("report")(reproduce.report)
 
 Device = Annotated[str, typer.Option("--device", help=f"{' or '.join(DEVICES)}; default: cuda if there is a GPU")]
 Dtype = Annotated[str, typer.Option("--dtype", help=f"a list of {', '.join(DTYPES)}")]

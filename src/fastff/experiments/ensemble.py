@@ -16,13 +16,18 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model that has just
 
 
 class Ensemble:
-    """Stacked models: parameters and buffers (members, ...) by name."""
+    """Stacked models: parameters and buffers (members, ...) by name.
+
+    Those parameters that train are views of one matrix `flat` (members, numbers), so that an optimiser sees one tensor.
+    """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        parameters, self.buffers = stack_module_state(list(models))
-        trained = {name: parameter.requires_grad for name, parameter in models[0].named_parameters()}
-        self.parameters = {n: p.detach().clone().requires_grad_(trained[n]) for n, p in parameters.items()}
-        self.size = len(models)
+        self.parameters, self.buffers = stack_module_state(list(models))
+        names = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
+        sizes = [self.parameters[name][0].numel() for name in names]
+        self.flat = torch.cat([self.parameters[name].detach().flatten(1) for name in names], 1)
+        for name, part in zip(names, self.flat.split(sizes, 1), strict=True):
+            self.parameters[name] = part.view_as(self.parameters[name]).detach().requires_grad_()
         self.model = copy.deepcopy(models[0]).train()
         self._member = copy.deepcopy(models[0]).eval().requires_grad_(False)
 
@@ -62,47 +67,39 @@ class Ensemble:
 
 
 class Optimizer:
-    """SGD, or Adam with decoupled weight decay, on stacked parameters: every member has its own rate (members,)."""
+    """SGD, or Adam with decoupled weight decay, on an ensemble: every member has its own rate (members,)."""
 
-    def __init__(
-        self, parameters: dict[str, Tensor], kind: str = "adam", *, weight_decay: float = 0.0, eps: float = 1e-8
-    ) -> None:
+    def __init__(self, ensemble: Ensemble, kind: str = "adam", *, weight_decay: float = 0.0, eps: float = 1e-8) -> None:
         if kind not in ("sgd", "adam"):
             raise ValueError(f"optimizer must be 'sgd' or 'adam'; got {kind!r}.")
-        self.parameters = list(parameters.values())
-        first = self.parameters[0]
+        self.parameters, self.flat = list(ensemble.trained.values()), ensemble.flat
         self.kind, self.weight_decay, self.eps, self.betas = kind, weight_decay, eps, (0.9, 0.999)
-        self.rate = first.new_zeros(len(first))
-        self.count = first.new_zeros(())  # steps, on the device, so that a recorded step counts on
-        moments = 0 if kind == "sgd" else 2
-        self.moments = [[torch.zeros_like(p) for p in self.parameters] for _ in range(moments)]
+        self.rate = self.flat.new_zeros(len(self.flat))
+        self.count = self.flat.new_zeros(())  # steps, on the device, so that a recorded step counts on
+        self.moments = [torch.zeros_like(self.flat) for _ in range(0 if kind == "sgd" else 2)]
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor]) -> None:
-        rates = [self.rate.view(-1, *[1] * (p.dim() - 1)) for p in self.parameters]
+        """One step with the gradients of `parameters`."""
+        grad, rate = torch.cat([g.flatten(1) for g in grads], 1), self.rate.unsqueeze(1)
         if self.weight_decay:
-            torch._foreach_mul_(self.parameters, [1 - self.weight_decay * rate for rate in rates])
+            self.flat.mul_(1 - self.weight_decay * rate)
         if self.kind == "sgd":
-            torch._foreach_sub_(self.parameters, torch._foreach_mul(list(grads), rates))
+            self.flat.sub_(rate * grad)
             return
         self.count += 1
         (mean, square), (b1, b2) = self.moments, self.betas
-        torch._foreach_lerp_(mean, list(grads), 1 - b1)
-        torch._foreach_mul_(square, b2)
-        torch._foreach_addcmul_(square, list(grads), list(grads), 1 - b2)
-        scale = torch._foreach_sqrt(square)
-        torch._foreach_div_(scale, (1 - b2**self.count).sqrt())
-        torch._foreach_add_(scale, self.eps)
-        change = torch._foreach_div(mean, scale)
-        torch._foreach_mul_(change, [rate / (1 - b1**self.count) for rate in rates])
-        torch._foreach_sub_(self.parameters, change)
+        mean.lerp_(grad, 1 - b1)
+        square.lerp_(grad * grad, 1 - b2)
+        scale = square.sqrt().div_((1 - b2**self.count).sqrt()).add_(self.eps)
+        self.flat.sub_((mean / scale).mul_(rate / (1 - b1**self.count)))
 
     @torch.no_grad()
     def reset(self) -> None:
         """As if there had been no step."""
         self.count.zero_()
         for moment in self.moments:
-            torch._foreach_zero_(moment)
+            moment.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "rate": self.rate, "moments": self.moments}
@@ -112,7 +109,7 @@ class Optimizer:
         self.count.copy_(state["count"])
         self.rate.copy_(state["rate"])
         for ours, theirs in zip(self.moments, state["moments"], strict=True):
-            torch._foreach_copy_(ours, theirs)
+            ours.copy_(theirs)
 
 
 class Recorded:

@@ -7,12 +7,10 @@ number: a training that goes on from a checkpoint comes to the same numbers as o
 """
 
 import functools
-import functools
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +125,10 @@ class Training:
         self.batch = min(settings.batch, self.training.shape[1])
         self.steps = self.training.shape[1] // self.batch
         self.most_epochs = math.ceil(settings.steps / self.steps) if settings.steps else settings.epochs
+        self.patience = settings.patience or math.ceil(settings.patience_steps / self.steps)
         self.every = max(1, round(EVALUATION_STEPS / self.steps))
         self.ensemble = Ensemble(models)
-        self.optimizer = Optimizer(self.ensemble.trained, settings.optimizer, weight_decay=settings.weight_decay)
+        self.optimizer = Optimizer(self.ensemble, settings.optimizer, weight_decay=settings.weight_decay)
         self.rates = [settings.rate] * len(cases)
         self.recipe = _recipe(self.ensemble.model, settings, self.most_epochs)
         members = len(cases)
@@ -233,9 +232,9 @@ class Training:
                 validation.append(accuracy(model, self.x[check], self.y[check]))
             self._remember(i, training, validation, entropies[i])
         if self.memorised is not None:
-            self.memorised.update(training, self.epoch, self.ensemble, self.settings.patience)
+            self.memorised.update(training, self.epoch, self.ensemble, self.patience)
         if self.generalised is not None:
-            self.generalised.update(validation, self.epoch, self.ensemble, self.settings.patience)
+            self.generalised.update(validation, self.epoch, self.ensemble, self.patience)
         self._halve()
 
     def _rebalance(self, i: int) -> None:
@@ -391,7 +390,7 @@ def build(case: Case, shape: tuple[int, ...], classes: int) -> nn.Module:
         return FFF(features, classes, depth=case.depth, leaf_width=case.leaf_width)
     if case.model in ("ViT-FF", "ViT-FFF"):
         channels, height, width = shape
-        return ViT((channels, height, width), classes, feedforward=partial(_block, case))
+        return ViT((channels, height, width), classes, feedforward=functools.partial(_block, case))
     raise ValueError(f"unknown model {case.model!r}; choose from FF, MoE, FFF, ViT-FF, ViT-FFF.")
 
 

@@ -1,0 +1,294 @@
+"""`fastff reproduce` and `fastff report`: the paper's experiments on learning, trained here, beside its numbers."""
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..experiments import data as datasets
+from ..experiments import engine as engines
+from ..experiments import summary
+from ..experiments.case import Case, Result
+from ..experiments.store import Store, about
+from .flags import a_device, bad_flags, numbers, one, words
+
+RECIPES = "paper,fastff"
+errors = Console(stderr=True)
+console = Console()
+if not console.is_terminal:
+    console = Console(width=150)
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="the directory of the data sets; default: fastff in the cache", envvar="FASTFF_DATA"),
+]
+StoreFile = Annotated[Path, typer.Option("--store", help="the file of all results", envvar="FASTFF_STORE")]
+Format = Annotated[str, typer.Option("--format", help="table or json")]
+
+
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="list: all experiments, and what they show; or one of them")],
+    dataset: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
+    widths: Annotated[str, typer.Option(help="training widths: a list; default: those of the paper")] = "",
+    leaf_widths: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
+    runs: Annotated[int, typer.Option(help="seeds of each training", min=1)] = 10,
+    seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,
+    recipe: Annotated[str, typer.Option(help="a list: paper as it is written there, fastff as it is better")] = RECIPES,
+    device: Annotated[str, typer.Option(help="cpu or cuda; default: cuda if there is a GPU")] = "",
+    data: Data = None,
+    store: StoreFile = Path("fastff.sqlite"),
+    epochs: Annotated[int | None, typer.Option(help="at most so many, however long the recipe is", min=1)] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value: another value in the recipe; may be repeated")
+    ] = None,
+    format: Format = "table",
+    engine: Annotated[str, typer.Option(help="local, or ray: on a Ray cluster")] = "local",
+    ensemble: Annotated[int, typer.Option(help="seeds that train at once", min=1)] = 10,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is stored and what would be trained")] = False,
+) -> None:
+    """Train an experiment of the paper and print the results beside the paper's.
+
+    What the store has is not trained again; what was interrupted goes on where it was.
+    """
+    one("--format", format, ("table", "json"))
+    if experiment == "list":
+        _list(data, format)
+        return
+    from ..experiments.tables import EXPERIMENTS
+
+    chosen = EXPERIMENTS[one("EXPERIMENT", experiment, ["list", *EXPERIMENTS])]
+    one("--engine", engine, engines.ENGINES)
+    place = a_device(device)
+    with bad_flags():
+        cases = chosen.cases(
+            datasets=words(dataset) or None,
+            widths=numbers("--widths", widths, 1) or None,
+            leaf_widths=numbers("--leaf-widths", leaf_widths, 1) or None,
+            recipes=words(recipe) or words(RECIPES),
+            seeds=range(seed, seed + runs),
+            changes=_changes(settings or [], epochs),
+        )
+    if not cases:
+        errors.print(escape(f"{chosen.title}: {chosen.about}"), soft_wrap=True)
+        if format == "json":
+            print("[]")
+        return
+    if dry_run:
+        _dry_run(cases, store, ensemble, format)
+        return
+    with _opened(store) as opened:
+        stored = opened.keys()
+        _check_data({case.dataset for case in cases if case.key not in stored}, data)
+        failed = False
+        try:
+            results = engines.run(
+                cases, opened, device=place, root=data, about=about(place), engine=engine, ensemble=ensemble
+            )
+        except engines.SomeFailed as error:
+            results, failed = error.results, True
+            told = f"{len(error.failures)} trainings failed, as told above. All others are stored."
+            errors.print(told, style="red", soft_wrap=True)
+        except ModuleNotFoundError as error:
+            raise typer.BadParameter(str(error)) from None
+    if format == "json":
+        print(json.dumps(summary.rows(results), indent=2))
+    else:
+        _table(experiment, chosen.title, results)
+    if failed:
+        raise typer.Exit(1)
+
+
+def report(
+    store: StoreFile = Path("fastff.sqlite"),
+    output: Annotated[Path, typer.Option(help="the page to write")] = Path("report.html"),
+    bench: Annotated[
+        Path | None, typer.Option(help="rows of fastff bench; default: results/inference.csv if it is there")
+    ] = None,
+) -> None:
+    """Write all results into one HTML page: tables and figures beside the paper's."""
+    from ..bench import rows as bench_rows
+
+    try:
+        from ..experiments import report as pages
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f'the report needs {error.name}: pip install "fastff[reproduce]"') from None
+    usual = Path("results/inference.csv")
+    file = bench or (usual if usual.exists() else None)
+    for path in [store, *([file] if file else [])]:
+        if not path.exists():
+            raise typer.BadParameter(f"{path} is not there. `fastff reproduce` makes a store, `fastff bench` rows.")
+    with _opened(store) as opened, bad_flags():
+        page = pages.page(opened.records(), bench_rows.read(file) if file else [])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page, encoding="utf-8")
+    console.print(str(output), soft_wrap=True)
+
+
+def _opened(path: Path) -> Store:
+    with bad_flags():
+        try:
+            return Store(path)
+        except sqlite3.Error as error:
+            raise typer.BadParameter(f"--store {path}: {error}") from None
+
+
+def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
+    """Settings as they are typed: numbers, true, false, null or inf; anything else is a word."""
+    changes: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"--set is name=value, such as --set batch=512; got {text!r}.")
+        if value.lower() in ("inf", "infinity"):
+            changes[name] = math.inf
+            continue
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = value
+    # A recipe says how long it trains by steps or by epochs, and steps come first.
+    return changes | ({} if epochs is None else {"epochs": epochs, "steps": 0})
+
+
+def _check_data(names: Iterable[str], root: Path | None) -> None:
+    """Whatever is wrong with the data is said before any training."""
+    for name in sorted(names):
+        if name in datasets.NAMES:
+            try:
+                datasets.load(name, root)
+            except (OSError, ValueError, ImportError) as error:
+                errors.print(escape(str(error)), style="red", soft_wrap=True)
+                raise typer.Exit(1) from None
+
+
+def _list(root: Path | None, format: str) -> None:
+    """All experiments: what they show, how many trainings they are, and whether their data is here."""
+    from ..experiments.tables import EXPERIMENTS
+
+    there: dict[str, str] = {}
+    made: list[dict[str, Any]] = []
+    for experiment in EXPERIMENTS.values():
+        cases = experiment.cases(
+            datasets=None, widths=None, leaf_widths=None, recipes=words(RECIPES), seeds=range(10), changes={}
+        )
+        names = list(dict.fromkeys(case.dataset for case in cases))
+        with errors.status("reading the data sets"):
+            there |= {name: _state(name, root) for name in names if name not in there}
+        found = {name: there[name] for name in names}
+        names_ = {"experiment": experiment.name, "title": experiment.title, "about": experiment.about}
+        made.append({**names_, "trainings": len(cases), "data": found})
+    if format == "json":
+        print(json.dumps(made, indent=2))
+        return
+    table = Table(title="The paper's experiments, with both recipes and ten seeds", show_lines=True)
+    table.add_column("experiment", no_wrap=True)
+    table.add_column("what it shows", ratio=1)
+    table.add_column("trainings", justify="right")
+    table.add_column("data", no_wrap=True)
+    for row in made:
+        lines = (name if state == "here" else f"{name}: {state}" for name, state in row["data"].items())
+        told = escape(f"{row['title']}\n{row['about']}")
+        table.add_row(row["experiment"], told, str(row["trainings"] or ""), escape("\n".join(lines)))
+    console.print(table)
+    console.print(f"Data in {escape(str(root or datasets.directory()))}; digits comes with scikit-learn.", style="dim")
+
+
+def _state(name: str, root: Path | None) -> str:
+    if name not in datasets.NAMES:
+        return "here"  # made as it is needed
+    try:
+        datasets.load(name, root, download=False)
+    except FileNotFoundError:
+        return "not here"
+    except ValueError:
+        return "damaged"
+    except ImportError as error:
+        return str(error)
+    return "here"
+
+
+def _dry_run(cases: Sequence[Case], path: Path, ensemble: int, format: str) -> None:
+    stored: set[str] = set()
+    if path.exists():
+        with _opened(path) as opened:
+            stored = opened.keys()
+    name = summary.naming(cases)
+    made: list[dict[str, Any]] = []
+    for part in engines.parts(cases, len(cases)):
+        case = part[0]
+        made.append({column: getattr(case, column) for column in ("dataset", "model", "width", "leaf_width", "depth")})
+        made[-1] |= {"recipe": name(case), "goal": case.goal}
+        made[-1] |= {"stored": [case.seed for case in part if case.key in stored]}
+        made[-1] |= {"to_train": [case.seed for case in part if case.key not in stored]}
+    if format == "json":
+        print(json.dumps(made, indent=2))
+        return
+    table = Table(title=f"What is stored in {escape(str(path))}, and what would be trained")
+    for column in made[0]:
+        table.add_column(column.replace("_", " "), justify="right" if column in ("width", "leaf_width") else "left")
+    for row in made:
+        table.add_row(*(_seeds(value) if isinstance(value, list) else str(value) for value in row.values()))
+    console.print(table)
+    left = sum(len(row["to_train"]) for row in made)
+    console.print(f"{len(cases) - left} trainings are stored, {left} are to do, {ensemble} seeds at once.")
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if not seeds:
+        return "-"
+    whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 2 else ", ".join(map(str, seeds))
+
+
+def _table(experiment: str, title: str, results: Sequence[Result]) -> None:
+    """Our mean, deviation and best beside the paper's number, a table for each data set."""
+    cells = summary.cells(results, experiment)
+    for name in dict.fromkeys(cell.dataset for cell in cells):
+        some = [cell for cell in cells if cell.dataset == name]
+        known = any(number is not None for cell in some for number in cell.paper)
+        table = Table(title=escape(f"{title}: {name}"))
+        table.add_column("model")
+        table.add_column("w", justify="right")
+        table.add_column("l", justify="right")
+        table.add_column("recipe")
+        table.add_column("seeds", justify="right")
+        beside = ["paper", ""] if known else []
+        for column in ("M_A", *beside, "G_A", *beside, "ETT", "gap", "least share"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for i, cell in enumerate(some):
+            if i and (cell.model, cell.width) != (some[i - 1].model, some[i - 1].width):
+                table.add_section()
+            size = [cell.model, str(cell.width), str(cell.leaf_width), escape(cell.recipe), str(cell.seeds)]
+            table.add_row(*size, *_beside(cell, "M_A", known), *_beside(cell, "G_A", known), *_rest(cell))
+        console.print(table)
+    console.print(
+        "Accuracies in percent: mean ± deviation (best) over seeds, by the hard pass; then the paper's, which is the "
+        "best of its runs, and our mean minus it. ETT: epochs until G_A was seen. gap: the largest difference of soft "
+        "and hard accuracy. least share: samples of the least used leaf over its fair number.",
+        style="dim",
+    )
+
+
+def _beside(cell: summary.Cell, name: str, known: bool) -> list[str]:
+    stat, theirs, difference = getattr(cell, name), getattr(cell.paper, name), cell.difference(name)
+    ours = "" if stat is None else f"{stat.mean:.1f}"
+    if stat is not None and stat.deviation is not None:
+        ours += f" ± {stat.deviation:.1f} ({stat.best:.1f})"
+    colour = "" if difference is None else "green" if difference >= 0 else "red"
+    marked = "" if difference is None else f"[{colour}]{difference:+.1f}[/]"
+    return [ours, *(["" if theirs is None else f"{theirs:.1f}", marked] if known else [])]
+
+
+def _rest(cell: summary.Cell) -> list[str]:
+    return [
+        "" if cell.ETT is None else f"{cell.ETT:.0f}",
+        "" if cell.soft_hard_gap is None else f"{cell.soft_hard_gap:+.2f}",
+        "" if cell.smallest_share is None else f"{cell.smallest_share:.2f}",
+    ]

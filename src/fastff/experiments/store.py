@@ -1,0 +1,202 @@
+"""Results in an SQLite file: a row for each training, found by the key of its case.
+
+A result is on disk when `put` returns, so that whoever kills the process loses nothing that was stored. The key is the
+primary key: of several processes that store the same case the first one wins, and no case is there twice. A file that
+holds anything else is refused before it is touched.
+"""
+
+import csv
+import dataclasses
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote
+
+from ..bench import rows as bench
+from .case import Case, Result
+
+VERSION = 1
+APPLICATION = 0x46464631  # "FFF1": says whose database it is, in SQLite's own field for that
+PATIENCE = 60.0  # seconds to wait for another writer
+
+CASE = [field.name for field in dataclasses.fields(Case)]
+FOUND = [field.name for field in dataclasses.fields(Result) if field.name not in ("case", "history")]
+ABOUT = ["date", "machine", "device", "torch", "python", "fastff", "commit", "command"]
+SMALL = [*CASE, *FOUND, *ABOUT]
+COLUMNS = ["key", *SMALL, "history"]
+KINDS = {"key": "TEXT PRIMARY KEY"}
+KINDS |= dict.fromkeys(("width", "leaf_width", "depth", "seed", "inference_size", "epochs"), "INTEGER")
+KINDS |= dict.fromkeys(("ETT_M", "ETT", "leaves_used"), "INTEGER")
+KINDS |= dict.fromkeys(("M_A", "G_A", "soft_hard_gap", "smallest_share", "seconds"), "REAL")
+ORDER = ["dataset", "model", "width", "leaf_width", "depth", "recipe", "goal", "seed", "key"]
+
+
+class Record(NamedTuple):
+    """A stored result, and where, when and how it was made."""
+
+    result: Result
+    about: dict[str, str]
+
+
+def about(device: str) -> dict[str, str]:
+    """Where, when and how this process makes results."""
+    known = bench.about(device, bench.command_line(), bench.checkout()) | {"device": device}
+    return {name: str(known[name]) for name in ABOUT}
+
+
+class Store:
+    """The results in a file, which is made if it is not there."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        _check(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # isolation_level=None: a statement is a transaction of its own unless BEGIN says otherwise.
+        self._db = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        try:
+            _patiently(self._db, "PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._make()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _make(self) -> None:
+        columns = ", ".join(f'"{name}" {KINDS.get(name, "TEXT")}' for name in COLUMNS)
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            self._db.execute(f"CREATE TABLE IF NOT EXISTS results ({columns})")
+            self._db.execute(f"PRAGMA application_id = {APPLICATION}")
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def put(self, result: Result, about: dict[str, str]) -> bool:
+        """Store a result, unless its case has one: whether it was stored."""
+        return self.put_all([result], about) == 1
+
+    def put_all(self, results: Iterable[Result], about: dict[str, str]) -> int:
+        """Store all of these results or none, leaving out those whose case has one: how many were stored."""
+        rows = [_values(result, about) for result in results]
+        insert = f"INSERT OR IGNORE INTO results VALUES ({', '.join(f':{name}' for name in COLUMNS)})"
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            return sum(self._db.execute(insert, row).rowcount for row in rows)
+
+    def get(self, case: Case) -> Result | None:
+        """The result of a case, if it is there."""
+        found = self.records(key=case.key)
+        return found[0].result if found else None
+
+    def keys(self) -> set[str]:
+        """The keys of the cases that have a result."""
+        return {key for (key,) in self._db.execute("SELECT key FROM results")}
+
+    def results(self, history: bool = True, **where: Any) -> list[Result]:
+        """The results with these values, such as `dataset="mnist", leaf_width=[8, 4]`. Without `history` it is {}."""
+        return [record.result for record in self.records(history, **where)]
+
+    def records(self, history: bool = True, **where: Any) -> list[Record]:
+        """The same, each with where, when and how it was made."""
+        unknown = [name for name in where if name not in COLUMNS]
+        if unknown:
+            raise ValueError(f"results have no column {unknown[0]!r}. There are: {', '.join(COLUMNS)}.")
+        tests, values = ["1"], list[Any]()
+        for name, wanted in where.items():
+            several = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
+            tests.append(f'"{name}" IN ({", ".join("?" for _ in several)})')
+            values += several
+        names = [*SMALL, "history"] if history else SMALL
+        query = f"SELECT {_quoted(names)} FROM results WHERE {' AND '.join(tests)} ORDER BY {_quoted(ORDER)}"
+        return [_record(dict(zip(names, row, strict=True))) for row in self._db.execute(query, values)]
+
+    def export(self, path: Path) -> int:
+        """Write all results to a CSV file, without what happened in each epoch: how many rows it has."""
+        rows = self._db.execute(f"SELECT {_quoted(SMALL)} FROM results ORDER BY {_quoted(ORDER)}").fetchall()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with draft.open("w", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(SMALL)
+                writer.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        return len(rows)
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _values(result: Result, about: dict[str, str]) -> dict[str, Any]:
+    case, found = dataclasses.asdict(result.case), {name: getattr(result, name) for name in FOUND}
+    made = {name: about[name] for name in ABOUT}
+    texts = {"settings": json.dumps(case["settings"]), "history": json.dumps(result.history)}
+    return {"key": result.case.key} | case | found | made | texts
+
+
+def _record(row: dict[str, Any]) -> Record:
+    settings = _tuples(json.loads(row["settings"]))
+    case = Case(**{name: row[name] for name in CASE} | {"settings": settings})
+    history = json.loads(row.get("history") or "{}")
+    result = Result(case, **{name: row[name] for name in FOUND}, history=history)
+    return Record(result, {name: row[name] for name in ABOUT})
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists only; a case has tuples, which can be hashed."""
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+
+
+def _check(path: Path) -> None:
+    """Refuse what is not a store of this version, by reading alone."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory; a store of results is a file. Add a file name, or choose another.")
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        if file.read(16) != b"SQLite format 3\0":
+            raise ValueError(f"{path} is not a store of results (an SQLite database). Choose another file.")
+    try:
+        # Reading a store that no process has open would leave files beside it, unless it is said to be immutable.
+        way = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+        uri = f"file:{quote(str(path.resolve()))}?{way}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE)) as db:
+            owner, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} cannot be read as a store of results: {error}. Choose another file.") from None
+    if owner != APPLICATION and tables:  # without tables: another process is making it
+        raise ValueError(f"{path} is a database of another program. Choose another file.")
+    if owner == APPLICATION and version != VERSION:
+        raise ValueError(
+            f"{path} has results in version {version} of the schema; this fastff reads version {VERSION}. "
+            "Choose another file, or the fastff that made it."
+        )
+
+
+def _patiently(db: sqlite3.Connection, statement: str) -> None:
+    """SQLite does not wait for others where it changes the journal mode, so this does."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            db.execute(statement)
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.02)

@@ -1,0 +1,272 @@
+"""`fastff reproduce`: flags, tables, JSON. Experiments and training are fakes here; they have tests of their own."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+from typer.testing import CliRunner
+
+from fastff.cli.commands import app
+from fastff.experiments import data, summary
+from fastff.experiments.case import Case, Result
+from fastff.experiments.store import Store
+
+WIDTHS = "reproduce table1 --device cpu --dataset usps,digits --widths 16,128 --leaf-widths 8"
+
+
+class Experiment(NamedTuple):
+    name: str
+    title: str
+    about: str
+    cases: object
+
+
+def table1(*, datasets, widths, leaf_widths, recipes, seeds, changes):
+    if wrong := set(recipes) - {"paper", "fastff"}:
+        raise ValueError(f"no recipe is called {wrong.pop()!r}. There are: paper, fastff.")
+    for name in datasets or []:
+        if name not in data.NAMES:
+            raise ValueError(f"no data set is called {name!r}.")
+    settings = tuple(sorted(({"lr": 0.2} | changes).items()))
+    return [
+        Case(name, model, width, leaf, (width // leaf).bit_length() - 1, recipe, goal, seed, settings)
+        for name in datasets or ["usps", "mnist"]
+        for width in widths or [16]
+        for model, leaf in [("FF", width), *(("FFF", leaf) for leaf in leaf_widths or [8])]
+        for recipe in recipes
+        for goal in ("M_A", "G_A")
+        for seed in seeds
+    ]
+
+
+def train(cases, *, device, root, checkpoint=None, report=None):
+    made = []
+    for case in cases:
+        found = {"M_A": 99.0 + case.seed, "ETT_M": 40} if case.goal == "M_A" else {"G_A": 92.0 + case.seed, "ETT": 7}
+        found |= {"soft_hard_gap": -0.25 + case.seed / 10, "smallest_share": 0.5, "leaves_used": 2}
+        made.append(Result(case, seconds=1.5, inference_size=9, **found))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch, tmp_path):
+    experiments = {
+        "table1": Experiment("table1", "Table 1", "the training counterparts", table1),
+        "speed": Experiment("speed", "Speed", "run fastff bench blocks", lambda **_: []),
+    }
+    monkeypatch.setitem(sys.modules, "fastff.experiments.tables", SimpleNamespace(EXPERIMENTS=experiments))
+    monkeypatch.setitem(sys.modules, "fastff.experiments.trainer", SimpleNamespace(train=train))
+    monkeypatch.setattr(data, "load", lambda name, root=None, **_: None)
+    monkeypatch.setenv("FASTFF_STORE", str(tmp_path / "results.sqlite"))
+    monkeypatch.delenv("FASTFF_DATA", raising=False)
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("it was trained")
+
+    monkeypatch.setitem(sys.modules, "fastff.experiments.trainer", SimpleNamespace(train=never))
+
+
+def fastff_(command):
+    return CliRunner().invoke(app, command.split() if isinstance(command, str) else command)
+
+
+def cells(text):
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line[:1] == "│"]
+
+
+def test_our_numbers_stand_beside_the_papers():
+    done = fastff_(f"{WIDTHS} --runs 2 --recipe paper")
+    assert done.exit_code == 0, done.output
+    rows = cells(done.stdout)
+    assert rows[0][:5] == ["FF", "16", "16", "paper", "2"]
+    # M_A: mean ± deviation (best), the paper's best, the difference of our mean to it; then the same for G_A.
+    assert rows[1][:5] == ["FFF", "16", "8", "paper", "2"]
+    assert rows[1][5:11] == ["99.5 ± 0.7 (100.0)", "99.3", "+0.2", "92.5 ± 0.7 (93.0)", "92.2", "+0.3"]
+    assert rows[1][11:] == ["7", "-0.25", "0.50"]
+    assert rows[0][8:11] == ["92.5 ± 0.7 (93.0)", "93.1", "-0.6"]
+    assert rows[5][5:] == ["99.5 ± 0.7 (100.0)", "92.5 ± 0.7 (93.0)", "7", "-0.25", "0.50"]  # not in the paper
+    assert "Table 1: usps" in done.stdout
+    assert "Table 1: digits" in done.stdout
+
+
+def test_json_alone_is_on_stdout():
+    done = fastff_(f"{WIDTHS} --runs 2 --seed 3 --format json")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert len(rows) == 2 * 2 * 2 * 2 * 2  # data sets, widths, models, recipes, seeds
+    assert all(list(row) == summary.ROW for row in rows)
+    assert set(rows[0]) >= {"dataset", "model", "width", "leaf_width", "depth", "recipe", "seed", "M_A", "G_A", "ETT"}
+    (row,) = [
+        row
+        for row in rows
+        if (row["dataset"], row["model"], row["width"], row["recipe"], row["seed"]) == ("usps", "FFF", 128, "fastff", 4)
+    ]
+    assert (row["M_A"], row["G_A"], row["ETT"], row["ETT_M"], row["seconds"]) == (103.0, 96.0, 7, 40, 3.0)
+    assert (row["leaf_width"], row["depth"], row["leaves_used"], row["smallest_share"]) == (8, 4, 2, 0.5)
+    assert "1 of 32" in done.stderr  # progress
+
+
+def test_settings_are_part_of_the_case():
+    assert (
+        fastff_("reproduce table1 --device cpu --runs 1 --epochs 3 --set h=inf --set lr=0.1 --set how=soft").exit_code
+        == 0
+    )
+    with Store(store_file()) as store:
+        assert {result.case.settings for result in store.results()} == {
+            (("epochs", 3), ("h", float("inf")), ("how", "soft"), ("lr", 0.1), ("steps", 0))
+        }
+
+
+def store_file():
+    import os
+
+    return os.environ["FASTFF_STORE"]
+
+
+def test_nothing_is_trained_twice(request):
+    assert fastff_(f"{WIDTHS} --runs 1").exit_code == 0
+    request.getfixturevalue("untrained")
+    again = fastff_(f"{WIDTHS} --runs 1 --format json")
+    assert again.exit_code == 0, again.output
+    assert len(json.loads(again.stdout)) == 16
+    assert fastff_(f"{WIDTHS} --runs 2").exit_code == 1
+
+
+def test_a_dry_run_says_what_is_stored_and_what_is_not(untrained, monkeypatch):
+    import os
+
+    done = fastff_("reproduce table1 --device cpu --dataset usps --runs 4 --recipe paper --dry-run")
+    assert done.exit_code == 0, done.output
+    assert not os.path.exists(store_file())
+    assert "0 trainings are stored, 16 are to do" in done.stdout
+    monkeypatch.setitem(sys.modules, "fastff.experiments.trainer", SimpleNamespace(train=train))
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 2 --recipe paper").exit_code == 0
+    done = fastff_("reproduce table1 --device cpu --dataset usps --runs 4 --recipe paper --dry-run --format json")
+    rows = json.loads(done.stdout)
+    assert [(row["model"], row["goal"], row["stored"], row["to_train"]) for row in rows] == [
+        (model, goal, [0, 1], [2, 3]) for model in ("FF", "FFF") for goal in ("M_A", "G_A")
+    ]
+    table = fastff_("reproduce table1 --device cpu --dataset usps --runs 9 --recipe paper --dry-run")
+    assert cells(table.stdout)[1] == ["usps", "FF", "16", "16", "0", "paper", "G_A", "0, 1", "2 to 8"]
+
+
+def test_a_failed_training_is_told_and_the_exit_code_is_1(monkeypatch):
+    def partly(cases, **more):
+        if cases[0].goal == "M_A":
+            raise ArithmeticError("loss is nan")
+        return train(cases, **more)
+
+    monkeypatch.setitem(sys.modules, "fastff.experiments.trainer", SimpleNamespace(train=partly))
+    done = fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper --format json")
+    assert done.exit_code == 1
+    rows = json.loads(done.stdout)
+    assert [(row["model"], row["M_A"], row["G_A"]) for row in rows] == [("FF", None, 92.0), ("FFF", None, 92.0)]
+    assert "usps FFF w=16 l=8 paper M_A seed 0: ArithmeticError: loss is nan" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("usps needs files:\n  usps.bz2"), ValueError("usps.bz2 is damaged")]
+)
+def test_data_that_is_missing_or_damaged_is_told_before_any_training(error, untrained, monkeypatch):
+    def load(name, root=None, **_):
+        if name == "usps":
+            raise error
+
+    monkeypatch.setattr(data, "load", load)
+    done = fastff_("reproduce table1 --device cpu --dataset digits,usps")
+    assert done.exit_code == 1
+    assert str(error) in done.stderr
+    assert "Traceback" not in done.output
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("reproduce table9", "EXPERIMENT is one of list, table1, speed; got 'table9'"),
+        ("reproduce table1 --dataset imagenet", "no data set is called 'imagenet'"),
+        ("reproduce table1 --recipe ours", "no recipe is called 'ours'. There are: paper, fastff."),
+        ("reproduce table1 --widths 0", "--widths is a list of numbers from 1 up"),
+        ("reproduce table1 --leaf-widths x", "--leaf-widths is a list of numbers from 1 up"),
+        ("reproduce table1 --set lr", "--set is name=value"),
+        ("reproduce table1 --format xml", "--format is one of table, json; got 'xml'"),
+        ("reproduce table1 --engine cloud", "--engine is one of local, ray; got 'cloud'"),
+        ("reproduce table1 --device tpu", "--device is one of cpu, cuda; got 'tpu'"),
+        ("reproduce table1 --device cpu --store {other}", "is not a store of results"),
+        ("reproduce table1 --device cpu --store {folder}", "is a directory"),
+        ("reproduce table1 --runs 0", "--runs"),
+        ("report --store {folder}/nothere.sqlite", "nothere.sqlite is not there"),
+        ("report --store {other}", "is not a store of results"),
+    ],
+)
+def test_bad_flags_are_refused_before_any_work(command, error, untrained, tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    done = fastff_([word.format(other=other, folder=tmp_path) for word in command.split()])
+    assert done.exit_code == 2, done.output
+    said = re.sub(r"[\s│]+", "", done.output)  # the box around an error breaks its lines
+    assert re.sub(r"\s+", "", error) in said
+    assert other.read_text() == "a,b\n1,2\n"
+
+
+def test_ray_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = fastff_("reproduce table1 --device cpu --engine ray")
+    assert done.exit_code == 2
+    assert "fastff[ray]" in done.output
+
+
+def test_list_tells_what_there_is(monkeypatch):
+    def load(name, root=None, *, download=True, **_):
+        assert not download
+        if name == "mnist":
+            raise FileNotFoundError
+
+    monkeypatch.setattr(data, "load", load)
+    done = fastff_("reproduce list --format json")
+    assert json.loads(done.stdout) == [
+        {
+            "experiment": "table1",
+            "title": "Table 1",
+            "about": "the training counterparts",
+            "trainings": 2 * 2 * 2 * 2 * 10,
+            "data": {"usps": "here", "mnist": "not here"},
+        },
+        {"experiment": "speed", "title": "Speed", "about": "run fastff bench blocks", "trainings": 0, "data": {}},
+    ]
+    table = fastff_("reproduce list").stdout
+    assert ["table1", "Table 1", "160", "usps"] in cells(table)
+    assert "mnist: not here" in table
+
+
+def test_an_experiment_without_trainings_says_where_its_rows_come_from():
+    done = fastff_("reproduce speed --format json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == []
+    assert "run fastff bench blocks" in done.stderr
+
+
+def test_the_docs_tell_commands_and_flags_that_exist():
+    """In shell blocks of docs/reproduce.md, and in its table of flags: all that there are, but --help."""
+    text = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
+    used = {"reproduce": set(), "report": set()}
+    for line in lines:
+        if line.startswith("fastff "):
+            used[line.split()[1]] |= set(re.findall(r"--[a-z-]+", line.split("#")[0]))
+    used["reproduce"] |= set(re.findall(r"--[a-z][a-z-]+", text.split("| flag |")[1].split("\n\n")[0]))
+    for command, flags in used.items():
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+        assert flags == set(re.findall(r"(?<=[│ ])--[a-z-]+", shown)) - {"--help"}, command
+    columns = re.findall(r"`(\w+)`", text.split("| column |")[1].split("\n\n")[0])
+    assert set(columns) - {"recipe"} == set(summary.ROW) - {"recipe"}

@@ -1,0 +1,189 @@
+import csv
+import dataclasses
+import hashlib
+import math
+import multiprocessing
+import sqlite3
+from types import SimpleNamespace
+
+import pytest
+
+from fastff.experiments import store as module
+from fastff.experiments.case import Case, Result
+from fastff.experiments.store import Store
+
+ABOUT = {name: f"the {name}" for name in module.ABOUT}
+CASE = Case("usps", "FFF", 16, 8, 1, "paper", "G_A", 0, (("h", 3.0), ("steps", (1, 2))))
+
+
+def result(case=CASE, **found):
+    return Result(case, **{"G_A": 92.5, "ETT": 7, "seconds": 1.5, "history": {"entropy": [0.5, 0.25]}} | found)
+
+
+def seeds(count, **changes):
+    return [result(dataclasses.replace(CASE, seed=seed, **changes), G_A=90.0 + seed) for seed in range(count)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "folder" / "results.sqlite") as store:
+        yield store
+
+
+def test_what_is_put_is_found_by_its_case(store):
+    stored = result(M_A=None, soft_hard_gap=0.1, leaves_used=2, smallest_share=1 / 3, inference_size=9, epochs=12)
+    assert store.get(CASE) is None
+    assert store.put(stored, ABOUT)
+    found = store.get(CASE)
+    assert found == stored
+    assert hash(found.case) == hash(CASE)  # tuples came back as tuples
+    assert found.case.key == CASE.key
+    assert store.get(dataclasses.replace(CASE, seed=1)) is None
+    assert store.get(dataclasses.replace(CASE, settings=(("h", 5.0),))) is None
+    assert store.records()[0].about == ABOUT
+
+
+def test_an_infinite_setting_comes_back(tmp_path):
+    """h = infinity is a setting of the paper."""
+    case = dataclasses.replace(CASE, settings=(("h", math.inf),))
+    with Store(tmp_path / "s") as store:
+        store.put(result(case), ABOUT)
+        assert store.get(case).case.settings == (("h", math.inf),)
+
+
+def test_the_first_result_of_a_case_stays(store):
+    assert store.put(result(G_A=92.5), ABOUT)
+    assert not store.put(result(G_A=11.0), ABOUT)
+    assert store.put_all(seeds(3), ABOUT) == 2
+    assert [found.G_A for found in store.results()] == [92.5, 91.0, 92.0]
+
+
+def test_several_are_stored_all_or_none(store):
+    bad = result(dataclasses.replace(CASE, seed=9), G_A=object())
+    with pytest.raises((sqlite3.Error, TypeError)):
+        store.put_all([*seeds(3), bad], ABOUT)
+    assert store.results() == []
+    assert store.put_all(seeds(3), ABOUT) == 3  # no transaction was left open
+
+
+def test_results_are_filtered(store):
+    store.put_all([*seeds(3), *seeds(2, dataset="mnist", leaf_width=4)], ABOUT)
+    assert len(store.results()) == 5
+    assert {found.case.dataset for found in store.results(leaf_width=4)} == {"mnist"}
+    assert [found.case.seed for found in store.results(seed=[0, 2], dataset="usps")] == [0, 2]
+    assert store.results(seed=[]) == []
+    assert [found.history for found in store.results(history=False, dataset="mnist")] == [{}, {}]
+    assert store.keys() == {found.case.key for found in store.results()}
+    with pytest.raises(ValueError, match=r"no column 'leaf'\. There are: key, dataset"):
+        store.results(leaf=4)
+
+
+def test_small_rows_as_csv(store, tmp_path):
+    store.put_all(seeds(2), ABOUT)
+    file = tmp_path / "out" / "results.csv"
+    file.parent.mkdir()
+    file.write_text("old")
+    assert store.export(file) == 2
+    rows = list(csv.DictReader(file.open()))
+    assert list(rows[0]) == [*module.CASE, *module.FOUND, *module.ABOUT]
+    assert list(rows[0])[:4] == ["dataset", "model", "width", "leaf_width"]
+    assert [(row["dataset"], row["seed"], row["G_A"], row["M_A"]) for row in rows] == [
+        ("usps", "0", "90", ""),
+        ("usps", "1", "91", ""),
+    ]
+    assert rows[0]["settings"] == '[["h", 3.0], ["steps", [1, 2]]]'
+    assert [path.name for path in file.parent.iterdir()] == ["results.csv"]  # no draft is left
+
+
+def other_database(path):
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE results (a)")
+    db.close()
+
+
+def of_tomorrow(path):
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+
+
+def damaged(path):
+    path.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda path: path.write_text("a,b\n1,2\n"), "is not a store of results"),
+        (other_database, "is a database of another program"),
+        (of_tomorrow, "in version 2 of the schema; this fastff reads version 1"),
+        (damaged, "cannot be read as a store"),
+    ],
+)
+def test_another_file_is_refused_and_untouched(make, error, tmp_path):
+    file = tmp_path / "file"
+    make(file)
+    before, names = hashlib.sha256(file.read_bytes()).digest(), set(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=error):
+        Store(file)
+    assert hashlib.sha256(file.read_bytes()).digest() == before
+    assert set(tmp_path.iterdir()) == names
+
+
+def test_a_directory_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is a directory"):
+        Store(tmp_path)
+
+
+def test_an_empty_file_becomes_a_store(tmp_path):
+    """mktemp makes one; so does a process that was killed before its first write."""
+    file = tmp_path / "file"
+    file.touch()
+    with Store(file) as store:
+        assert store.results() == []
+
+
+def write(path, start, stored):
+    start.wait()
+    with Store(path) as store:
+        stored.put(sum(store.put(result, ABOUT) for result in seeds(20)))
+
+
+def test_writers_at_once_store_each_case_once(tmp_path):
+    """The file is made by all of them at once, too."""
+    path, context = tmp_path / "results.sqlite", multiprocessing.get_context("fork")
+    start, stored = context.Barrier(4), context.Queue()
+    writers = [context.Process(target=write, args=(path, start, stored)) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    assert sum(stored.get(timeout=60) for _ in writers) == 20
+    for writer in writers:
+        writer.join()
+    with Store(path) as store:
+        assert [found.G_A for found in store.results()] == [90.0 + seed for seed in range(20)]
+
+
+def test_a_lock_is_waited_for_where_sqlite_does_not():
+    """Six processes that made one store at once failed now and then: "database is locked", in spite of a timeout."""
+    answers = [sqlite3.OperationalError("database is locked")] * 2 + [None, sqlite3.OperationalError("disk I/O error")]
+
+    def execute(statement):
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    db = SimpleNamespace(execute=execute)
+    module._patiently(db, "PRAGMA")
+    assert len(answers) == 1
+    with pytest.raises(sqlite3.OperationalError, match="disk"):
+        module._patiently(db, "PRAGMA")
+
+
+def test_about_says_where_when_and_how():
+    about = module.about("cpu")
+    assert list(about) == module.ABOUT
+    assert about["device"] == "cpu"
+    assert about["date"].startswith("20")
+    assert all(isinstance(value, str) for value in about.values())
+    assert about["machine"]

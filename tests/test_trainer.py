@@ -1,0 +1,227 @@
+"""The trainer: what it measures, on real data, and that a stopped training comes to the same numbers."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fastff
+from fastff.experiments import trainer
+from fastff.experiments.case import Case
+from fastff.experiments.settings import FASTFF, PAPER
+from fastff.experiments.tables import EXPERIMENTS
+from fastff.experiments.trainer import Track, Training, accuracy, train
+
+SHARED = Path(os.environ.get("FASTFF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+def cases(seeds=(0, 1), model="FFF", depth=3, leaf_width=4, goal="both", settings=FASTFF, dataset="digits", **changes):
+    settings = settings.changed({"steps": 200} | changes)
+    width = leaf_width << depth
+    return [Case(dataset, model, width, leaf_width, depth, "fastff", goal, seed, settings.items()) for seed in seeds]
+
+
+def numbers(results):
+    """All that a result says but for the time it took."""
+    return [dataclasses.asdict(dataclasses.replace(result, seconds=0)) for result in results]
+
+
+def test_real_images_with_leaves_of_one_neuron():
+    """USPS where it is at hand, else digits. One neuron tells no ten digits apart: only the tree can."""
+    real = (SHARED / "usps").is_dir()
+    dataset, floor = ("usps", 85.0) if real else ("digits", 80.0)
+    trained = cases(depth=5, leaf_width=1, goal="G_A", dataset=dataset, steps=1500 if real else 800)
+    for result in train(trained, device="cpu", root=SHARED if real else None):
+        assert result.G_A - floor > 0
+        assert abs(result.soft_hard_gap) <= 0.5
+        assert result.smallest_share >= 0.1
+        assert result.leaves_used == 32
+        assert result.inference_size == 6
+
+
+def test_a_broken_tree_would_not_pass(monkeypatch):
+    """What the test above would see if every sample went to one leaf."""
+    monkeypatch.setattr(trainer.Recipe, "loss", lambda self: 0.0)
+
+    def shut(layer, x, least):
+        layer.node_weight.data.zero_()
+        layer.node_bias.data.fill_(1)
+
+    monkeypatch.setattr(trainer, "shift_boundaries_", shut)
+    (result,) = train(cases(seeds=[0], depth=5, leaf_width=1, goal="G_A", steps=800), device="cpu", root=None)
+    assert result.G_A < 60
+    assert result.smallest_share == 0
+
+
+@pytest.mark.parametrize("model", ["FF", "MoE", "FFF"])
+def test_models_learn_and_are_measured(model):
+    depth = {"FF": 0, "MoE": 0, "FFF": 3}[model]
+    options = {"depth": depth} if model != "MoE" else {"depth": 0, "leaf_width": 4}
+    made = cases(model=model, **options, steps=400)
+    if model != "FFF":
+        made = [dataclasses.replace(case, width=32, leaf_width=4 if model == "MoE" else 32) for case in made]
+    for result in train(made, device="cpu", root=None):
+        assert result.M_A > 85
+        assert result.G_A > 80
+        assert 0 < result.ETT <= result.epochs
+        assert result.epochs == result.history["epoch"][-1]
+        assert max(result.history["training"]) == pytest.approx(result.M_A, abs=1e-3)
+        assert len(result.history["validation"]) == len(result.history["epoch"])
+        assert (result.soft_hard_gap is None) == (model != "FFF")
+        assert ("entropy" in result.history) == (model == "FFF")
+
+
+def test_goals_measure_what_they_are_for():
+    (memory,) = train(cases(seeds=[0], goal="M_A"), device="cpu", root=None)
+    assert (memory.G_A, memory.ETT) == (None, None)
+    assert memory.M_A > 80
+    (general,) = train(cases(seeds=[0], goal="G_A"), device="cpu", root=None)
+    assert (general.M_A, general.ETT_M) == (None, None)
+    assert general.G_A > 80
+
+
+def test_seeds_are_different_trainings_of_different_splits():
+    training = Training(cases(), torch.device("cpu"), trainer._load("digits", None))
+    both = [set(part.tolist()) for part in (*training.training, *training.validation)]
+    assert both[0] != both[1]
+    assert not both[0] & both[2]
+    assert len(both[0] | both[2]) == len(training.x)
+    first, second = train(cases(), device="cpu", root=None)
+    assert first.history != second.history
+
+
+def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    """With noise, transposition and a rate that halves: everything that could go wrong."""
+    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
+    made = cases(transposition=0.1, plateau=2, patience=30)
+    whole = train(made, device="cpu", root=None)
+    path = tmp_path / "checkpoint.pt"
+
+    class Stop(Exception):
+        pass
+
+    def stop(epoch, most, text):
+        if path.exists() and epoch > most / 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(made, device="cpu", root=None, checkpoint=path, report=stop)
+    torch.manual_seed(99)  # whatever the process did in between
+    assert numbers(train(made, device="cpu", root=None, checkpoint=path)) == numbers(whole)
+    with pytest.raises(ValueError, match="checkpoint is of another training"):
+        train(cases(seeds=[5, 6]), device="cpu", root=None, checkpoint=path)
+
+
+def test_training_leaves_the_generator_of_the_process_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(cases(seeds=[0], steps=20), device="cpu", root=None)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_best_is_kept_by_each_member():
+    ensemble = trainer.Ensemble([fastff.FFF(2, 2, depth=1, leaf_width=1) for _ in range(2)])
+    track = Track(2, ensemble)
+
+    def see(scores, epoch):
+        with torch.no_grad():
+            ensemble.parameters["node_bias"].fill_(epoch)
+        track.update(scores, epoch, ensemble, patience=2)
+
+    see([50, 10], 1)
+    see([50, 30], 2)  # as good as before: kept, but first seen in epoch 1
+    see([40, 20], 3)
+    assert track.state["node_bias"].flatten().tolist() == [2, 2]
+    assert (track.best, track.epoch, track.done) == ([50, 30], [1, 2], [True, False])
+    see([99, 40], 4)  # too late for the first
+    assert (track.best, track.done) == ([50, 40], [True, False])
+    see([99, 0], 6)
+    assert track.done == [True, True]
+
+
+def test_rates_halve_on_a_plateau_and_members_stop():
+    made = cases(settings=PAPER, steps=2000, patience=3, plateau=2, rate=1e-9, batch=512)
+    training = Training(made, torch.device("cpu"), trainer._load("digits", None))
+    while not training.finished:
+        training.advance()
+    assert training.epoch < training.most_epochs
+    assert all(rate < 1e-9 for rate in training.rates)
+
+
+def test_inputs_are_standardised_by_the_training_file():
+    training = Training(cases(), torch.device("cpu"), trainer._load("digits", None))
+    assert training.x.mean().item() == pytest.approx(0, abs=1e-5)
+    assert training.x.std().item() == pytest.approx(1, abs=1e-5)
+    raw = Training(cases(settings=PAPER), torch.device("cpu"), trainer._load("digits", None))
+    assert (raw.x.min().item(), raw.x.max().item()) == (0, 1)
+
+
+def test_accuracy_is_of_all_samples(monkeypatch):
+    monkeypatch.setattr(trainer, "_at_once", lambda x: 3)
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 1])
+    assert accuracy(nn.Identity(), torch.eye(2)[torch.tensor([0, 1, 0, 1, 0, 0, 0])], y) == pytest.approx(500 / 7)
+
+
+def test_cases_that_do_not_belong_together():
+    with pytest.raises(ValueError, match="differ in the seed alone"):
+        train([*cases(seeds=[0]), *cases(seeds=[1], rate=0.5)], device="cpu", root=None)
+
+
+def test_a_paper_training_measures_both_and_ours_has_two():
+    made = EXPERIMENTS["table1"].cases(["usps"], [16], [8], ["paper", "fastff"], [3], {})
+    assert [(case.model, case.recipe, case.goal) for case in made] == [
+        (model, *rest) for model in ("FF", "FFF") for rest in (("paper", "both"), ("fastff", "G_A"), ("fastff", "M_A"))
+    ]
+    ours, memory = (dict(case.settings) for case in made[-2:])
+    changed = {name for name in ours if ours[name] != memory[name]}
+    assert changed <= {"weight_decay", "transposition"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"nois": 1.0}, "no setting 'nois'; it has"), ({"noise": "loud"}, "noise must be of type float; got 'loud'")],
+)
+def test_bad_changes(changes, message):
+    with pytest.raises(ValueError, match=message):
+        FASTFF.changed(changes)
+
+
+def test_epochs_and_steps_replace_each_other():
+    assert (FASTFF.changed({"epochs": 3}).steps, FASTFF.changed({"epochs": 3}).epochs) == (0, 3)
+    assert PAPER.changed({"patience": 5}).patience_steps == 0
+
+
+def test_a_killed_sweep_goes_on(tmp_path):
+    """kill -9 in the middle, run again: the rows of a sweep that nobody killed, none twice."""
+
+    def command(store):
+        words = "reproduce table1 --dataset digits --widths 16 --leaf-widths 4,2 --runs 2 --recipe fastff --device cpu"
+        words += " --set steps=150 --format json --store"
+        return [sys.executable, "-m", "fastff", *words.split(), str(store)]
+
+    whole = subprocess.run(command(tmp_path / "whole.sqlite"), capture_output=True, text=True, check=True).stdout
+    store = tmp_path / "killed.sqlite"
+    process = subprocess.Popen(command(store), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("2 of"):  # two groups are stored, and the third is on its way
+            break
+    time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = subprocess.run(command(store), capture_output=True, text=True, check=True)
+    assert again.stderr.count("seeds 0 to 1") < 6  # it did not begin anew
+
+    def rows(text):
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in json.loads(text)]
+
+    assert rows(again.stdout) == rows(whole)
+    assert len(rows(whole)) == 6
