@@ -1,6 +1,7 @@
 import csv
 import dataclasses
 import hashlib
+import json
 import math
 import multiprocessing
 import sqlite3
@@ -10,6 +11,7 @@ import pytest
 
 from fastff.experiments import store as module
 from fastff.experiments.case import Case, Result
+from fastff.experiments.settings import FASTFF, PAPER
 from fastff.experiments.store import Store
 
 ABOUT = {name: f"the {name}" for name in module.ABOUT}
@@ -91,8 +93,30 @@ def test_small_rows_as_csv(store, tmp_path):
         ("usps", "0", "90", ""),
         ("usps", "1", "91", ""),
     ]
-    assert rows[0]["settings"] == '[["h", 3.0], ["steps", [1, 2]]]'
+    assert json.loads(rows[0]["settings"]) == {"h": 3.0, "steps": [1, 2]}
     assert [path.name for path in file.parent.iterdir()] == ["results.csv"]  # no draft is left
+
+
+def test_a_file_of_results_is_a_store_again(store, tmp_path):
+    put = [result(dataclasses.replace(CASE, settings=made.items()), M_A=None) for made in (FASTFF, PAPER)]
+    store.put_all(put, ABOUT)
+    file = tmp_path / "results.csv"
+    store.export(file)
+    assert len(file.read_text()) < 1500  # settings that are as always are left out
+    with Store(tmp_path / "again.sqlite") as again:
+        assert (again.include(file), again.include(file)) == (2, 0)
+        assert [found.case.key for found in again.results()] == [found.case.key for found in store.results()]
+        assert [found.G_A for found in again.results()] == [92.5, 92.5]
+        assert again.records()[0].about == ABOUT
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "dataset\nusps\n"])
+def test_another_file_is_not_taken_for_results(store, tmp_path, text):
+    file = tmp_path / "other.csv"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.csv is not a file of results"):
+        store.include(file)
+    assert store.results() == []
 
 
 def other_database(path):

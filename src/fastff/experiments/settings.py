@@ -59,6 +59,17 @@ class Settings:
         return dataclasses.replace(self, **made)
 
 
+def shortened(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Those of a case's settings that are not the defaults of `Settings`."""
+    defaults = dict(Settings().items())
+    return {name: value for name, value in items if name not in defaults or value != defaults[name]}
+
+
+def completed(changes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """A case's settings from those that are not the defaults."""
+    return tuple(sorted((dict(Settings().items()) | dict(changes)).items()))
+
+
 # Ours, the same for every cell. To memorise, weight decay and transposition are left out.
 FASTFF = Settings(steps=8400, weight_decay=0.1, balance=0.3)
 # The paper's, as far as it says; the rest is our choice. It does not say when a training "stops improving" in Table 1

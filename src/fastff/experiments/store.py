@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from ..bench import rows as bench
 from .case import Case, Result
+from .settings import completed, shortened
 
 VERSION = 1
 APPLICATION = 0x46464631  # "FFF1": says whose database it is, in SQLite's own field for that
@@ -123,19 +124,43 @@ class Store:
         return [_record(dict(zip(names, row, strict=True))) for row in self._db.execute(query, values)]
 
     def export(self, path: Path) -> int:
-        """Write all results to a CSV file, without what happened in each epoch: how many rows it has."""
-        rows = self._db.execute(f"SELECT {_quoted(SMALL)} FROM results ORDER BY {_quoted(ORDER)}").fetchall()
+        """Write all results to a CSV file, without what happened in each epoch: how many rows it has.
+
+        Of the settings there are those that differ from the defaults of `Settings`.
+        """
+        rows = [_values(result, about) for result, about in self.records(history=False)]
+        for row in rows:
+            row["settings"] = json.dumps(shortened(_tuples(json.loads(row["settings"]))))
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with draft.open("w", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(SMALL)
-                writer.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+                for row in rows:
+                    values = (row[name] for name in SMALL)
+                    writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in values])
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
         return len(rows)
+
+    def include(self, path: Path) -> int:
+        """Store the results of a CSV file that `export` wrote, unless their cases have one: how many were stored."""
+        try:
+            with path.open(newline="") as file:
+                records = [_record(_typed(row)) for row in csv.DictReader(file)]
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"{path} is not a file of results: {error!r}.") from None
+        return sum(self.put(result, about) for result, about in records)
+
+
+def _typed(row: dict[str, str]) -> dict[str, Any]:
+    """A row of a CSV file as the database has it."""
+    kinds = {"INTEGER": int, "REAL": float, "TEXT": str}
+    made: dict[str, Any] = {name: kinds[KINDS.get(name, "TEXT")](row[name]) if row[name] else None for name in SMALL}
+    made |= {name: row[name] for name in ABOUT}
+    return made | {"settings": json.dumps(completed(json.loads(row["settings"])))}
 
 
 def _quoted(names: Iterable[str]) -> str:
