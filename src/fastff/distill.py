@@ -1,0 +1,154 @@
+"""An FFF layer that answers as a dense one does: its tree from data, its leaves from the dense layer's neurons.
+
+Each leaf is given the neurons whose contribution varies most over the leaf's region, and output weights that fit the
+dense layer there by least squares: what the other neurons do, as far as it can be told from those that are kept, is
+carried over with them. Distillation then trains the leaves further against the dense layer's outputs.
+
+A dense layer is an FFF of depth 0 here: one leaf, always visited.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import tree as heap
+from .backends.reference import leaf_hidden
+from .checks import check_int
+from .layer import FFF
+
+_PRINCIPAL_SAMPLES = 8192  # a direction needs no more
+
+
+@torch.no_grad()
+def principal_tree_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
+    """Split the samples x (batch, in) in halves at every node, across the direction in which they vary most.
+
+    std: the deviation of a node's logits over the samples that reach it. A node that no sample reaches splits as its
+    nearest ancestor's samples would.
+    """
+    if layer.node_width != 1:
+        raise ValueError(f"a principal tree needs linear nodes; this layer has node_width={layer.node_width}.")
+    groups = [x]
+    for m in range(layer.depth):
+        parts = []
+        for node, samples in zip(range(heap.level(m).start, heap.level(m).stop), groups, strict=True):
+            direction, middle, spread = _split(samples)
+            layer.node_weight[node] = std / spread * direction
+            layer.node_bias[node] = -std / spread * middle
+            right = (samples * layer.node_weight[node]).sum(-1) + layer.node_bias[node] >= 0
+            parts += [part if len(part) else samples for part in (samples[~right], samples[right])]
+        groups = parts
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The direction in which x varies most, the median along it, and the deviation."""
+    some = x[torch.randperm(len(x), device=x.device)[:_PRINCIPAL_SAMPLES]].float()
+    centred = some - some.mean(0)
+    covariance = centred.mT @ centred
+    direction = torch.linalg.eigh(covariance).eigenvectors[:, -1]
+    along = x.float() @ direction
+    spread = along.std(correction=0)
+    low, high = along.kthvalue((len(x) + 1) // 2).values, along.kthvalue(len(x) // 2 + 1).values
+    return direction.to(x.dtype), ((low + high) / 2).to(x.dtype), torch.where(spread > 0, spread, 1).to(x.dtype)
+
+
+@torch.no_grad()
+def fit_leaves_(layer: FFF, dense: FFF, x: Tensor, *, ridge: float = 1e-3) -> None:
+    """Give every leaf those neurons of a dense layer that matter most to its samples among x, and fit their outputs.
+
+    ridge: how strongly the output weights are held at the dense layer's own, relative to the mean square of a neuron; a
+    leaf with few samples stays close to them.
+    """
+    _check_pair(layer, dense)
+    if layer.leaf_width > dense.leaf_width:
+        raise ValueError(
+            f"a leaf has no more neurons than the dense layer; got leaf_width={layer.leaf_width} for "
+            f"{dense.leaf_width}. Choose a smaller leaf, or a deeper tree."
+        )
+    leaf = layer.route(x)
+    for j in range(layer.num_leaves):
+        samples = x[leaf == j]
+        samples = samples if len(samples) > 1 else x
+        hidden = leaf_hidden(samples, dense._leaves, dense.activation)[:, 0].float()  # (samples, width)
+        out = dense.leaf_out_weight[0].float()  # (width, out)
+        kept = (hidden.var(0) * out.square().sum(1)).topk(layer.leaf_width).indices
+        for name in ("in_weight", "in_bias", "gate_weight", "gate_bias"):
+            if (ours := getattr(layer, f"leaf_{name}")) is not None:
+                ours[j] = getattr(dense, f"leaf_{name}")[0, kept]
+        features, weight = hidden[:, kept], out[kept]
+        missing = hidden @ out - features @ weight  # what the neurons that are left out would add
+        if layer.leaf_out_bias is not None and dense.leaf_out_bias is not None:
+            center, offset = features.mean(0), missing.mean(0)
+            features, missing = features - center, missing - offset
+        weight = weight + _least_squares(features, missing, ridge)
+        layer.leaf_out_weight[j] = weight.to(layer.leaf_out_weight.dtype)
+        if layer.leaf_out_bias is not None and dense.leaf_out_bias is not None:
+            bias = dense.leaf_out_bias[0] + offset - center @ (weight - out[kept])
+            layer.leaf_out_bias[j] = bias.to(layer.leaf_out_bias.dtype)
+
+
+def _least_squares(features: Tensor, target: Tensor, ridge: float) -> Tensor:
+    """The w with the least |features w - target|^2 + ridge n s |w|^2, n samples and s the features' mean square."""
+    features, target = features.double(), target.double()
+    gram = features.mT @ features
+    gram.diagonal().add_(ridge * gram.diagonal().mean() + 1e-12)
+    return torch.linalg.solve(gram, features.mT @ target).float()
+
+
+@torch.no_grad()
+def relative_error(layer: FFF, dense: FFF, x: Tensor) -> float:
+    """The mean square of what the hard pass misses, over the variance of the dense layer's output."""
+    missed = variance = 0.0
+    mean = torch.cat([dense(part) for part in x.split(8192)]).mean(0)
+    for part in x.split(8192):
+        y = dense(part)
+        missed += (layer.eval()(part) - y).double().square().sum().item()
+        variance += (y - mean).double().square().sum().item()
+    return missed / variance if variance else math.inf if missed else 0.0
+
+
+def distill_leaves_(
+    layer: FFF, dense: FFF, x: Tensor, *, steps: int = 1000, batch: int = 1024, rate: float = 1e-3
+) -> Iterable[float]:
+    """Train the leaves of a layer on the outputs of a dense one; yields the loss of every step.
+
+    The tree stays as it is, and a sample trains the leaf that it visits: this is the hard pass, with its derivative.
+    """
+    _check_pair(layer, dense)
+    check_int("steps", steps, 1)
+    mode, trained = layer.training, {p: p.requires_grad for p in layer.parameters()}
+    leaves = list(layer.leaf_parameters())
+    optimizer = torch.optim.Adam(leaves, lr=rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    try:
+        layer.eval()
+        for parameter in leaves:
+            parameter.requires_grad_(True)
+        for _ in range(steps):
+            some = x[torch.randint(len(x), (min(batch, len(x)),), device=x.device)]
+            with torch.no_grad():
+                y = dense(some)
+            with torch.enable_grad():
+                loss = F.mse_loss(layer(some), y)
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+            schedule.step()
+            yield loss.item()
+    finally:
+        layer.train(mode)
+        for parameter, wanted in trained.items():
+            parameter.requires_grad_(wanted)
+            parameter.grad = None
+
+
+def _check_pair(layer: FFF, dense: FFF) -> None:
+    if dense.depth:
+        raise ValueError(f"the dense layer is an FFF of depth 0; got depth {dense.depth}.")
+    for name in ("in_features", "out_features", "activation"):
+        ours, theirs = getattr(layer, name), getattr(dense, name)
+        if ours != theirs:
+            raise ValueError(f"{name} is {ours!r} in the layer and {theirs!r} in the dense one; they must be equal.")
