@@ -189,6 +189,15 @@ def test_rebalance_leaves_boundaries_that_are_good_enough():
     assert layer.node_bias[:2].tolist() == [0, 0.5]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rebalance_in_low_precision_goes_by_the_biases_it_stores(dtype):
+    torch.manual_seed(0)
+    layer = make(6, 2, depth=5, leaf_width=1, dtype=dtype)
+    x = torch.randn(2000, 6).to(dtype)
+    fastff.rebalance_(layer, x, least=0.5)
+    assert torch.bincount(layer.route(x), minlength=32).min() >= 0.3 * 2000 / 32
+
+
 @pytest.mark.parametrize("least", [-0.1, 1.1])
 def test_rebalance_refuses_shares_that_are_none(least):
     with pytest.raises(ValueError, match="least must be from 0 to 1"):

@@ -63,6 +63,19 @@ def test_noise_fades_and_is_for_training_alone():
     torch.testing.assert_close(layer.train()(x)[:, 0], x.sum(1), rtol=1e-4, atol=1e-4)
 
 
+def test_a_layer_called_by_keyword_is_blurred_too():
+    layer = fastff.FFF(3, 2, depth=1, leaf_width=1)
+    fastff.Recipe(layer, steps=4)
+    x = torch.randn(8, 3)
+    assert not torch.equal(layer.train()(x=x), layer(x=x))
+    assert torch.equal(layer.eval()(x=x), layer(x=x))
+
+
+def test_data_that_can_be_read_once():
+    with pytest.raises(TypeError, match="data is read again"):
+        fastff.Recipe(fastff.FFF(3, 2, depth=1, leaf_width=1), (torch.randn(8, 3) for _ in range(2)), steps=4)
+
+
 def test_loss_is_the_sum_of_its_parts():
     model = two_layers().float()
     recipe = fastff.Recipe(model, steps=3, noise=0, balance=0.3, hardening=0.7, reduction="path", decision="soft")

@@ -46,7 +46,7 @@ def rebalance_(model: nn.Module, data: Any, *, least: float = 0.1, samples: int 
     Args:
         data: as in `initialize_tree_`; the share holds on the inputs that are read.
         least: from 0 (nothing is moved) to 1 (every node halves its samples). Samples that a node cannot tell apart
-            stay together.
+            stay together, and a bias in bfloat16 or float16 lands near its place.
         samples: how many inputs of a layer are enough; batches past that are not read.
     """
     if not 0 <= least <= 1:
@@ -149,8 +149,9 @@ def shift_boundaries_(layer: FFF, x: Tensor, least: float) -> None:
         wanted = left.clamp(min=fewest).minimum(counts - fewest)
         if not torch.equal(wanted, left):
             shift = torch.where(wanted == left, 0, -_value_before(here, logit, counts, wanted))
+            before = bias[heap.level(m)].clone()
             bias[heap.level(m)] += shift.to(bias.dtype)
-            logit += shift[here]
+            logit += (bias[heap.level(m)] - before)[here]  # as far as the bias could move in its dtype
         node = 2 * node + 1 + (logit >= 0)
 
 

@@ -10,10 +10,11 @@
 
 Trained as the paper says, a tree sends nearly all samples to one or two leaves, and a leaf that sees few samples learns
 them by heart. The recipe starts from a balanced tree and keeps it so, trains the leaf that inference will use, and
-blurs the inputs by a noise that fades. docs/training.md has what each part is worth.
+blurs the inputs by a noise that fades.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -33,8 +34,8 @@ class Recipe:
         steps: how often step() will be called. With the last call the noise is gone, the tree rebalanced, and the
             temperature `hard`, at which the soft pass equals the hard one but for samples on a boundary.
         decision, transposition: set on every FFF layer.
-        noise: normal noise on the inputs of FFF layers in training, as a multiple of the inputs' standard deviation at
-            the start; it falls to 0 as a cosine.
+        noise: normal noise on the inputs of FFF layers in training, at first so many times the standard deviation of
+            the batch; it falls to 0 as a cosine.
         balance: weight of the balance loss.
         hardening, reduction: weight and kind of the hardening loss.
         temperature: at the start and at the end of training; equal ratios in between.
@@ -52,7 +53,7 @@ class Recipe:
         decision: Literal["soft", "straight_through"] = "straight_through",
         transposition: float = 0.0,
         noise: float = 0.8,
-        balance: float = 0.1,
+        balance: float = 0.3,
         hardening: float = 0.0,
         reduction: Literal["mean", "sum", "path"] = "path",
         temperature: tuple[float, float] = (1.0, 1.0),
@@ -70,6 +71,8 @@ class Recipe:
                 raise ValueError(f"{name} must be 0 or more; got {value}.")
         if not all(math.isfinite(value) and value > 0 for value in (*temperature, hard)):
             raise ValueError(f"temperatures must be positive; got {temperature} and hard={hard}.")
+        if isinstance(data, Iterator):
+            raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
         found = layers(model)
         self.model, self.data, self.count = model, data, 0
         self.noise, self.balance, self.hardening, self.reduction = noise, balance, hardening, reduction
@@ -81,7 +84,8 @@ class Recipe:
             layer.decision, layer.transposition = decision, transposition
         # A tensor, so that compiled and recorded forwards see it change.
         self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
-        self._hooks = [layer.register_forward_pre_hook(self._blur) for layer in found.values()] if noise else []
+        blurred = found.values() if noise else ()
+        self._hooks = [layer.register_forward_pre_hook(self._blur, with_kwargs=True) for layer in blurred]
         self._set()
 
     @property
@@ -114,12 +118,12 @@ class Recipe:
             for hook in self._hooks:
                 hook.remove()
 
-    def _blur(self, layer: FFF, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _blur(self, layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         if not layer.training:
             return None
-        x, *rest = args
+        x = args[0] if args else kwargs["x"]
         scale = self.deviation.to(x.dtype) * x.detach().std(correction=0)
-        return (x + scale * torch.randn_like(x), *rest)
+        return (x + scale * torch.randn_like(x),), {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
