@@ -10,6 +10,7 @@ from .initialize import initialize_tree_, rebalance_
 from .layer import FFF
 from .recipe import Recipe
 from .regions import Usage, usage
+from .surgery import Report, apply_, distill_, replace_
 
 __version__ = "0.1.0"
 
@@ -19,11 +20,14 @@ __all__ = [
     "Explanation",
     "MoE",
     "Recipe",
+    "Report",
     "Schedule",
     "Usage",
+    "apply_",
     "backend",
     "balance_loss",
     "compat",
+    "distill_",
     "entropies",
     "explain",
     "from_fastfeedforward",
@@ -34,6 +38,7 @@ __all__ = [
     "load_loss",
     "optim",
     "rebalance_",
+    "replace_",
     "set_temperature_",
     "usage",
 ]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastff
-from fastff.distill import distill_leaves_, fit_leaves_, principal_tree_, relative_error
+from fastff.surgery.leaves import distill_leaves_, fit_leaves_, principal_tree_, relative_error
 from helpers import make
 
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import tree as heap
-from .backends.reference import leaf_hidden
-from .checks import check_int
-from .layer import FFF
+from .. import tree as heap
+from ..backends.reference import leaf_hidden
+from ..checks import check_int
+from ..layer import FFF
 
 _PRINCIPAL_SAMPLES = 8192  # a direction needs no more
 
@@ -98,15 +98,23 @@ def _least_squares(features: Tensor, target: Tensor, ridge: float) -> Tensor:
     return torch.linalg.solve(gram, features.mT @ target).float()
 
 
+def hold_out(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A tenth of the inputs x (samples, in) to measure on, and the others; all for both if there are few."""
+    tenth = torch.arange(len(x), device=x.device) % 10 == 0
+    return (x[tenth], x[~tenth]) if len(x) >= 20 else (x, x)
+
+
 @torch.no_grad()
 def relative_error(layer: FFF, dense: FFF, x: Tensor) -> float:
     """The mean square of what the hard pass misses, over the variance of the dense layer's output."""
+    mode = layer.training
     missed = variance = 0.0
     mean = torch.cat([dense(part) for part in x.split(8192)]).mean(0)
     for part in x.split(8192):
         y = dense(part)
         missed += (layer.eval()(part) - y).double().square().sum().item()
         variance += (y - mean).double().square().sum().item()
+    layer.train(mode)
     return missed / variance if variance else math.inf if missed else 0.0
 
 

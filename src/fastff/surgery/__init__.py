@@ -1,0 +1,12 @@
+"""From the model you have to one with FFF layers: find its feedforward blocks, verify them, replace them.
+
+find.py and trace.py find and verify, blocks.py says what a block is, carry.py and leaves.py carry weights over,
+replace.py changes the model, distill.py trains it further, report.py tells what was done.
+"""
+
+from .blocks import Block
+from .distill import Distilled, distill_
+from .replace import apply_, replace_
+from .report import Report
+
+__all__ = ["Block", "Distilled", "Report", "apply_", "distill_", "replace_"]

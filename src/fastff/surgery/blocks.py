@@ -1,0 +1,180 @@
+"""A dense feedforward block as surgery sees it: its weights, the function it computes, the modules it is made of."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..activations import GATED, PLAIN, Activation, function
+
+Function = Callable[[Tensor], Tensor]
+
+# What surgery looks for. The first three are modules that do nothing else and are replaced whole; in the last two the
+# FFF takes the place of the first linear layer, and what comes after it, up to the second one, becomes the identity.
+FORMS = {
+    "plain": "down(activation(up(x))) in a module of its own",
+    "gated": "down(activation(gate(x)) * up(x)) in a module of its own",
+    "packed": "gated, with gate and up in one linear layer of twice the width",
+    "split": "up and activation in one module, down in another (BERT)",
+    "in-layer": "up, activation and down in a larger layer (OPT, torch.nn.TransformerEncoderLayer)",
+}
+
+
+class Linear(NamedTuple):
+    """A linear layer that was found. `trouble` says why its weights cannot be read, if they cannot."""
+
+    in_features: int
+    out_features: int
+    weight: Tensor = torch.empty(0)  # (out, in)
+    bias: Tensor | None = None
+    trouble: str = ""
+
+
+def read_linear(module: nn.Module) -> Linear | None:
+    """What `module` holds if it is a linear layer: nn.Linear, or one that lies transposed, as GPT-2's Conv1D does."""
+    own = dict(module.named_parameters(recurse=False))
+    if isinstance(module, nn.Linear):
+        sizes = module.in_features, module.out_features
+    elif set(own) == {"weight", "bias"} and own["weight"].dim() == 2 and own["bias"].shape == own["weight"].shape[1:]:
+        sizes = own["weight"].shape[0], own["weight"].shape[1]
+    elif next(module.parameters(), None) is None or hasattr(module, "base_layer"):
+        # Quantised layers keep packed weights, adapters wrap a base_layer: they say their sizes, without a parameter.
+        sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)  # type: ignore[assignment]
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+    else:
+        return None
+    kind = type(module).__name__
+    plain = [type(p) in (nn.Parameter, Tensor) and p.is_floating_point() for p in own.values()]
+    if "weight" not in own or not all(plain) or next(module.children(), None) is not None:
+        return Linear(*sizes, trouble=f"its {kind} is quantised, wrapped or parametrised; its weights cannot be read")
+    if own["weight"].is_meta:
+        return Linear(*sizes, trouble="it is on the meta device, where there are no weights to carry over")
+    weight, bias = own["weight"].detach(), own.get("bias")
+    weight = weight if isinstance(module, nn.Linear) else weight.T
+    return Linear(*sizes, weight, None if bias is None else bias.detach())
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a dense block, all laid out as nn.Linear's; a gated one has gate and gate_bias."""
+
+    up: Tensor  # (width, in)
+    up_bias: Tensor | None
+    down: Tensor  # (out, width)
+    down_bias: Tensor | None
+    gate: Tensor | None = None  # (width, in)
+    gate_bias: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> "Weights":
+        return Weights(*(None if t is None else t.to(dtype) for t in vars(self).values()))  # type: ignore[arg-type]
+
+    def compute(self, x: Tensor, act: Function) -> Tensor:
+        """The block at x (..., in), with this function as its activation: (..., out)."""
+        hidden = F.linear(x, self.up, self.up_bias)
+        hidden = act(hidden) if self.gate is None else act(F.linear(x, self.gate, self.gate_bias)) * hidden
+        return F.linear(hidden, self.down, self.down_bias)
+
+    def explain(self, x: Tensor, y: Tensor, act: Function) -> bool:
+        """Whether y is what the block computes at x: as near to the float64 result as the same steps in x's dtype are,
+        up to a factor of four, which covers another order of summation and another way to compute the activation."""
+        if x.dtype != self.up.dtype or y.shape != x.shape[:-1] + self.down.shape[:1]:
+            return False
+        wide = torch.float32 if x.device.type == "mps" else torch.float64
+        exact = self.to(wide).compute(x.to(wide), act)
+        rounding = (self.compute(x, act).to(wide) - exact).norm()
+        eps = torch.finfo(x.dtype).eps
+        return bool((y.to(wide) - exact).norm() <= 4 * rounding + 8 * eps * exact.norm())
+
+
+def form_of(linears: Sequence[Linear]) -> str:
+    """The form that linear layers called in this order may make up, by their sizes; "" for none."""
+    first, last = linears[0], linears[-1]
+    if len(linears) == 2 and first.out_features == last.in_features:
+        return "plain"
+    if len(linears) == 2 and first.out_features == 2 * last.in_features:
+        return "packed"
+    if len(linears) == 3 and first[:2] == linears[1][:2] and first.out_features == last.in_features:
+        return "gated"
+    return ""
+
+
+def readings(linears: Sequence[Linear]) -> Iterator[tuple[str, Weights]]:
+    """The ways to read the weights of linear layers called in this order: gate first, or gate last."""
+    form = form_of(linears)
+    *inner, down = [(linear.weight, linear.bias) for linear in linears]
+    if form == "packed":
+        weight, bias = inner[0]
+        inner = list(zip(weight.chunk(2), (None, None) if bias is None else bias.chunk(2), strict=True))
+    if form == "plain":
+        yield form, Weights(*inner[0], *down)
+    elif form:
+        yield form, Weights(*inner[1], *down, *inner[0])
+        yield form, Weights(*inner[0], *down, *inner[1])
+
+
+@dataclass(frozen=True)
+class Block:
+    """A feedforward block that was found, and verified, in a model.
+
+    name: where the FFF goes. activation: as FFF takes it; `activation_at` is where in the model a callable one stands.
+    linears: the paths of the linear layers. identity: the paths of what turns into the identity. dropout: on the hidden
+    layer. dropout_after: the path of an nn.Dropout on the output, which is kept.
+    """
+
+    name: str
+    form: str
+    weights: Weights
+    activation: Activation
+    linears: tuple[str, ...]
+    activation_at: str = ""
+    identity: tuple[str, ...] = ()
+    dropout: float = 0.0
+    dropout_after: str = ""
+    requires_grad: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def in_features(self) -> int:
+        return self.weights.up.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.weights.up.shape[0]
+
+    @property
+    def out_features(self) -> int:
+        return self.weights.down.shape[0]
+
+    @property
+    def bias(self) -> bool:
+        """Whether any of the linear layers has a bias."""
+        biases = self.weights.up_bias, self.weights.down_bias, self.weights.gate_bias
+        return any(bias is not None for bias in biases)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What the dense block computes, without dropout, at x (..., in): a teacher for the layer that replaces it."""
+        return self.weights.compute(x, function(self.activation))
+
+
+def gated_name(activation: Activation) -> str | None:
+    """FFF's name for a gate with this activation, if it has one."""
+    names = {gate: name for name, gate in GATED.items()}
+    return names.get(PLAIN[activation]) if isinstance(activation, str) else None
+
+
+def recognise(unknown: Any) -> Activation | None:
+    """fastff's name for a function, the function itself if it has none, None if it is not an elementwise function."""
+    grid = torch.linspace(-6, 6, 97, dtype=torch.float64)
+    try:
+        y, part = unknown(grid), unknown(grid[:5])
+    except Exception:  # someone else's function, which may want anything else
+        return None
+    if not isinstance(y, Tensor) or y.shape != grid.shape or not torch.allclose(y[:5], part, rtol=1e-12):
+        return None
+    for name, known in PLAIN.items():
+        if torch.allclose(known(grid), y.to(grid.dtype), rtol=0, atol=1e-8):
+            return name
+    return unknown

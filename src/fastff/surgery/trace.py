@@ -1,0 +1,90 @@
+"""Run a part of a model on a probe and see which modules it calls, in which order and on what."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import evaluating, feed
+
+
+class Call(NamedTuple):
+    """One call of a module that has no children."""
+
+    module: nn.Module
+    input: Any
+    output: Any
+
+
+def probe(in_features: int, like: Tensor) -> Tensor:
+    """Random inputs (2, 4, in_features), drawn without touching the global generator."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 4, in_features, generator=generator).to(like)
+
+
+def required(scope: nn.Module) -> int:
+    """How many inputs a forward cannot do without."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(scope.forward).parameters.values()
+    return max(sum(p.kind in kinds and p.default is p.empty for p in parameters), 1)
+
+
+def run(scope: nn.Module, x: Tensor, *, training: bool) -> tuple[Any, list[Call]]:
+    """The output of a module at x, and the calls below it. Other inputs that it requires are None, or x too."""
+    others = required(scope) - 1
+    try:
+        return _watched(scope, lambda: scope(x, *[None] * others), training)
+    except Exception:  # someone else's forward, which may raise anything
+        if not others:
+            raise
+    return _watched(scope, lambda: scope(x, *[x] * others), training)
+
+
+def run_example(model: nn.Module, example: Any, *, training: bool) -> list[Call]:
+    """The calls in a model that runs on a batch of its own."""
+    return _watched(model, lambda: feed(model, example), training)[1]
+
+
+def _watched(scope: nn.Module, call: Callable[[], Any], training: bool) -> tuple[Any, list[Call]]:
+    calls: list[Call] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls.append(Call(module, args[0] if args else next(iter(kwargs.values()), None), output))
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(scope))
+        stack.enter_context(_undisturbed(scope))
+        for module in scope.modules():
+            # In training, nn.Dropout stays off: what is still random then, no module shows.
+            module.training = training and not isinstance(module, nn.Dropout)
+            if next(module.children(), None) is None:
+                stack.enter_context(_removing(module.register_forward_hook(hook, with_kwargs=True)))
+        return call(), calls
+
+
+@contextmanager
+def _removing(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _undisturbed(scope: nn.Module) -> Iterator[None]:
+    """Random generators and buffers as they were afterwards; autocast and the fused encoder layer off meanwhile."""
+    first = next(scope.parameters())
+    devices = [first.device] if first.device.type == "cuda" else []
+    buffers = [(buffer, buffer.clone()) for buffer in scope.buffers()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.random.fork_rng(devices), torch.autocast(first.device.type, enabled=False):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for buffer, value in buffers:
+            buffer.copy_(value)

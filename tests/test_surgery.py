@@ -1,0 +1,698 @@
+"""Surgery: one test per family of models, built tiny from a config, and what must be refused."""
+
+import copy
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import fastff
+from fastff.surgery.blocks import recognise
+from fastff.surgery.find import Finder
+from helpers import relative_error
+
+transformers = pytest.importorskip("transformers")
+SIZES = {"hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+TEXT = {"vocab_size": 50, "max_position_embeddings": 40}
+IMAGE = {"image_size": 8, "patch_size": 4}
+TOKENS = {"input_ids": torch.arange(3, 15).view(2, 6)}
+
+
+class Mlp(nn.Module):
+    """As timm's Mlp: fc1, act, drop1, norm, fc2, drop2."""
+
+    def __init__(self, packed=False, act=nn.GELU, drop=0.0):
+        super().__init__()
+        self.fc1 = nn.Linear(16, 96 if packed else 48)
+        self.act, self.drop1, self.norm = act(), nn.Dropout(drop), nn.Identity()
+        self.fc2, self.drop2 = nn.Linear(48, 16), nn.Dropout(drop)
+        self.packed = packed
+
+    def forward(self, x):
+        x = self.fc1(x)
+        if self.packed:  # as timm's GluMlp with gate_last, which eva02 uses
+            x, gate = x.chunk(2, dim=-1)
+            x = x * self.act(gate)
+        else:
+            x = self.act(x)
+        return self.drop2(self.fc2(self.norm(self.drop1(x))))
+
+
+class Residual(nn.Module):
+    def __init__(self, mlp):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(16), mlp
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class Functional(nn.Module):
+    """A block whose activation no module shows."""
+
+    def __init__(self, drop=0.0, f=nn.functional.silu):
+        super().__init__()
+        self.a, self.b, self.drop, self.f = nn.Linear(16, 48), nn.Linear(48, 16), drop, f
+
+    def forward(self, x):
+        return self.b(nn.functional.dropout(self.f(self.a(x)), self.drop, self.training))
+
+
+def stack(*mlps):
+    return nn.Sequential(*map(Residual, mlps))
+
+
+def hf(name, **options):
+    config = getattr(transformers, f"{name}Config")(**options)
+    return getattr(transformers, "T5EncoderModel" if name == "T5" else f"{name}Model")(config)
+
+
+def encoder(**options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = nn.TransformerEncoderLayer(16, 2, 48, dropout=0.0, batch_first=True, **options)
+        return nn.TransformerEncoder(layer, 2)
+
+
+VECTORS = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+PIXELS = {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))}
+LLAMA = SIZES | TEXT | {"num_key_value_heads": 1, "pad_token_id": 0}
+T5 = {"vocab_size": 50, "d_model": 16, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+
+# name: the model, an input, the form, the activation, where the first FFF is
+FAMILIES = {
+    "bert": (lambda: hf("Bert", **SIZES, **TEXT, **OFF), TOKENS, "split", "gelu", "encoder.layer.0.intermediate.dense"),
+    "roberta": (
+        lambda: hf("Roberta", **SIZES, **TEXT, **OFF),
+        TOKENS,
+        "split",
+        "gelu",
+        "encoder.layer.0.intermediate.dense",
+    ),
+    "vit": (lambda: hf("ViT", **SIZES, **IMAGE, **OFF), PIXELS, "plain", "gelu", "layers.0.mlp"),
+    "clip": (lambda: hf("CLIPVision", **SIZES, **IMAGE), PIXELS, "plain", "QuickGELUActivation", "layers.0.mlp"),
+    "dinov2": (
+        lambda: hf("Dinov2", **{k: v for k, v in SIZES.items() if k != "intermediate_size"}, mlp_ratio=3, **IMAGE),
+        PIXELS,
+        "plain",
+        "gelu",
+        "layer.0.mlp",
+    ),
+    "gpt2": (
+        lambda: hf(
+            "GPT2",
+            vocab_size=50,
+            n_positions=40,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_inner=48,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+        ),
+        TOKENS,
+        "plain",
+        "gelu_tanh",
+        "h.0.mlp",
+    ),
+    "llama": (lambda: hf("Llama", **LLAMA), TOKENS, "gated", "swiglu", "layers.0.mlp"),
+    "qwen2": (lambda: hf("Qwen2", **LLAMA), TOKENS, "gated", "swiglu", "layers.0.mlp"),
+    "mistral": (lambda: hf("Mistral", **LLAMA), TOKENS, "gated", "swiglu", "layers.0.mlp"),
+    "modernbert": (
+        lambda: hf("ModernBert", **SIZES, **TEXT, pad_token_id=0, bos_token_id=1, cls_token_id=1, sep_token_id=2),
+        TOKENS,
+        "packed",
+        "geglu",
+        "layers.0.mlp",
+    ),
+    "distilbert": (
+        lambda: hf(
+            "DistilBert", vocab_size=50, dim=16, hidden_dim=48, n_layers=2, n_heads=2, dropout=0, attention_dropout=0
+        ),
+        TOKENS,
+        "plain",
+        "gelu",
+        "transformer.layer.0.ffn",
+    ),
+    "t5": (lambda: hf("T5", **T5), TOKENS, "plain", "relu", "encoder.block.0.layer.1.DenseReluDense"),
+    "t5-gated": (
+        lambda: hf("T5", **T5, feed_forward_proj="gated-silu"),
+        TOKENS,
+        "gated",
+        "swiglu",
+        "encoder.block.0.layer.1.DenseReluDense",
+    ),
+    "gpt-neox": (
+        lambda: hf("GPTNeoX", **SIZES, **TEXT),
+        TOKENS,
+        "plain",
+        "gelu",
+        "layers.0.mlp",
+    ),
+    "opt": (
+        lambda: hf(
+            "OPT",
+            vocab_size=50,
+            hidden_size=16,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            word_embed_proj_dim=16,
+            max_position_embeddings=40,
+            dropout=0,
+        ),
+        TOKENS,
+        "in-layer",
+        "relu",
+        "decoder.layers.0.fc1",
+    ),
+    "encoder": (encoder, VECTORS, "in-layer", "relu", "layers.0.linear1"),
+    "encoder-gelu-first": (
+        lambda: encoder(activation="gelu", norm_first=True),
+        VECTORS,
+        "in-layer",
+        "gelu",
+        "layers.0.linear1",
+    ),
+    "timm": (lambda: stack(Mlp(), Mlp()), VECTORS, "plain", "gelu", "0.mlp"),
+    "eva02": (lambda: stack(Mlp(True, nn.SiLU), Mlp(True, nn.SiLU)), VECTORS, "packed", "swiglu", "0.mlp"),
+    "functional": (lambda: stack(Functional(), Functional()), VECTORS, "plain", "silu", "0.mlp"),
+    "sequential": (
+        lambda: stack(*(nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 16)) for _ in "ab")),
+        VECTORS,
+        "plain",
+        "tanh",
+        "0.mlp",
+    ),
+    "ff": (
+        lambda: stack(*(fastff.FF(16, 16, width=48, activation="geglu", bias=False) for _ in "ab")),
+        VECTORS,
+        "gated",
+        "geglu",
+        "0.mlp",
+    ),
+}
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def build(family, seed=0):
+    """The model, with biases and norms drawn too, so that nothing is zero or one by chance; and its input."""
+    torch.manual_seed(seed)
+    make, batch, *_ = FAMILIES[family]
+    model = make()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    return model, batch
+
+
+def output(model, batch):
+    with torch.no_grad():
+        y = model(**batch) if isinstance(batch, dict) else model(batch)
+    return y if isinstance(y, torch.Tensor) else y[0]
+
+
+def snapshot(model):
+    return list(map(str, model.modules())), {name: t.clone() for name, t in model.state_dict().items()}
+
+
+def assert_untouched(model, before):
+    modules, state = snapshot(model)
+    assert modules == before[0]
+    assert list(state) == list(before[1])
+    assert all(torch.equal(state[name], value) for name, value in before[1].items())
+
+
+@families
+def test_family(family):
+    """Found, and the same function in train mode, as near to float64 as the dense model is; saved and loaded."""
+    *_, form, activation, name = FAMILIES[family]
+    model, batch = build(family)
+    exact_model = copy.deepcopy(model).double()
+    model.train(), exact_model.train()
+    wide = (
+        {k: v.double() if v.is_floating_point() else v for k, v in batch.items()} if isinstance(batch, dict) else None
+    )
+    exact = output(exact_model, batch.double() if wide is None else wide)
+    dense = output(model, batch)
+    before = snapshot(model)
+
+    report = fastff.replace_(model, depth=2)
+    assert [r[1:8] for r in report.replaced] == [(form, 16, 48, 16, 2, 12, activation)] * 2
+    assert any(n.startswith(report.replaced[0].name) for n, m in model.named_modules() if isinstance(m, fastff.FFF))
+    assert report.replaced[0].name.endswith(name)
+    assert all(m.training for m in model.modules())
+    assert (report.neurons_before, report.neurons_after) == (96, 2 * (2 + 12))
+    assert report.parameters_before == sum(
+        t.numel() for n, t in before[1].items() if n in dict(exact_model.named_parameters())
+    )
+    assert report.parameters_after == sum(p.numel() for p in model.parameters())
+
+    # The soft pass multiplies by 2**-depth and back, and sums in another order.
+    error, rounding = relative_error(output(model, batch), exact), relative_error(dense, exact)
+    assert error <= 4 * rounding + 1e-7
+
+    # Written down, a fresh model takes the same shape, and the weights fit strictly.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    fresh, _ = build(family, seed=7)
+    fastff.apply_(fresh, json.loads(json.dumps(report.specification)))
+    fresh.load_state_dict(model.state_dict(), strict=True)
+    for mode in (True, False):
+        assert torch.equal(output(model.train(mode), batch), output(fresh.train(mode), batch))
+
+    with pytest.raises(ValueError, match="replaced already: it has 2 FFF layers"):
+        fastff.replace_(model, depth=2)
+
+
+@families
+def test_failure_leaves_the_model_as_it_was(family):
+    model, _ = build(family)
+    before = snapshot(model)
+    seen = []
+
+    def init(block, layer):
+        seen.append(block.name)
+        if len(seen) == 2:
+            raise RuntimeError("no")
+        return "yes"
+
+    with pytest.raises(RuntimeError, match="no"):
+        fastff.replace_(model, depth=1, init=init)
+    with pytest.raises(ValueError, match="48 wide, which 2\\*\\*depth = 32 leaves do not divide"):
+        fastff.replace_(model, depth=5)
+    assert_untouched(model, before)
+    with torch.random.fork_rng():
+        state = torch.get_rng_state()
+        Finder(model)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_fused_encoder_runs_the_fff(activation):
+    """torch.nn's encoder in eval has a fused way, alone and with nested tensors, that reads linear1 and linear2
+    itself: a replaced block would be passed over without a word."""
+    model = encoder(activation=activation).eval()
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[1, 3:] = True
+    fastff.replace_(model, depth=2)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert not any(module.training for module in model.modules())
+    for options in ({}, {"src_key_padding_mask": mask}):
+        with torch.inference_mode():
+            before = model(VECTORS, **options)
+        with torch.no_grad():
+            model.layers[1].linear1.leaf_out_weight[-1] *= 3  # zero nodes lead to the last leaf
+        with torch.inference_mode():
+            assert not torch.allclose(model(VECTORS, **options), before)
+
+
+def test_decoder_layer_of_torch():
+    """It takes two inputs, the target and the memory."""
+    model = nn.ModuleList([nn.TransformerDecoderLayer(16, 2, 48, dropout=0.25, batch_first=True)]).eval()
+    dense = copy.deepcopy(model[0])
+    report = fastff.replace_(model, depth=1)
+    assert report.replaced[0].name == "0.linear1"
+    layer = model[0].linear1
+    assert layer.dropout == 0.25
+    assert isinstance(model[0].dropout, nn.Identity)  # it stood on the hidden layer
+    assert model[0].dropout3.p == 0.25
+    torch.testing.assert_close(layer.soft(VECTORS), dense.linear2(torch.relu(dense.linear1(VECTORS))))
+
+
+@pytest.mark.parametrize(("leaf_width", "how"), [(20, "replicated"), (12, "exact in"), (5, "not exact: the 20 of 48")])
+@pytest.mark.parametrize("family", ["timm", "eva02"])
+def test_other_widths(family, leaf_width, how):
+    model, batch = build(family)
+    dense = copy.deepcopy(model)
+    if leaf_width == 5:  # neurons that are zero are the ones to lose
+        for block in dense:
+            block.mlp.fc2.weight.data[:, 20:] = 0
+        model = copy.deepcopy(dense)
+    report = fastff.replace_(model, depth=2, leaf_width=leaf_width)
+    assert all(how in r.weights for r in report.replaced)
+    torch.testing.assert_close(output(model.train(), batch), output(dense.train(), batch))
+
+
+def test_node_networks_and_random_weights():
+    model, batch = build("timm")
+    dense = output(copy.deepcopy(model).train(), batch)
+    random = copy.deepcopy(model)
+    fastff.replace_(model, depth=2, node_width=3, transposition=0.1, decision="straight_through")
+    layer = model[0].mlp.fff
+    assert (layer.node_width, layer.transposition, layer.decision) == (3, 0.1, "straight_through")
+    torch.testing.assert_close(model[0].norm(VECTORS) @ layer.node_weight[0].T * 0, torch.zeros(2, 5, 3))
+    assert not layer.node_logits(VECTORS).any()
+    assert layer.node_weight.any()
+    report = fastff.replace_(random, depth=2, init="random")
+    assert report.replaced[0].weights == "random"
+    assert not torch.allclose(output(random.train(), batch), dense)
+
+
+def test_what_is_kept():
+    model = stack(Mlp(drop=0.25)).to(torch.bfloat16)
+    model[0].mlp.fc1.weight.requires_grad_(False)
+    drop2 = model[0].mlp.drop2
+    model.train()
+    model[0].mlp.eval()
+    report = fastff.replace_(model, depth=1)
+    new = model[0].mlp
+    layer = new.fff
+    assert new.dropout is drop2
+    assert (layer.dropout, drop2.p) == (0.25, 0.25)
+    assert layer.leaf_in_weight.dtype == torch.bfloat16
+    assert (layer.training, new.training, model.training) == (False, False, True)
+    frozen = [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["leaf_in_weight"]
+    assert "0.mlp" in str(report)
+    assert "parameters: " in str(report)
+
+    frozen_model = stack(Mlp()).requires_grad_(False)
+    fastff.replace_(frozen_model, depth=1)
+    assert not any(parameter.requires_grad for parameter in frozen_model.parameters())
+
+
+def test_one_bias_of_two():
+    mlp = nn.Sequential(nn.Linear(16, 48, bias=False), nn.ReLU(), nn.Linear(48, 8))
+    model = nn.ModuleDict({"mlp": mlp})
+    dense = copy.deepcopy(mlp)
+    fastff.replace_(model, depth=3)
+    assert not model["mlp"].leaf_in_bias.any()
+    torch.testing.assert_close(model["mlp"].train()(VECTORS), dense(VECTORS))
+
+
+@pytest.mark.parametrize(
+    "chosen", ["1.*", ["1.mlp", "nothing"], lambda name, block: name[0] == "1" and block.width == 48]
+)
+def test_filter(chosen):
+    model = stack(Mlp(), Mlp())
+    report = fastff.replace_(model, depth=1, filter=chosen)
+    assert [r.name for r in report.replaced] == ["1.mlp"]
+    assert report.skipped == [("0.mlp", "excluded by the filter")]
+    assert isinstance(model[0].mlp, Mlp)
+    # The rest may follow, with other sizes; both specifications together rebuild the model.
+    second = fastff.replace_(model, depth=2)
+    assert [r.name for r in second.replaced] == ["0.mlp"]
+    fresh = stack(Mlp(), Mlp())
+    fastff.apply_(fresh, report.specification + second.specification)
+    fresh.load_state_dict(model.state_dict())
+
+
+def test_filter_that_lets_nothing_pass():
+    with pytest.raises(ValueError, match=r"none of the 2 feedforward blocks pass: 0.mlp, 1.mlp"):
+        fastff.replace_(stack(Mlp(), Mlp()), depth=1, filter="2.*")
+
+
+def test_half_precision_is_verified_too():
+    """GELU and its tanh form differ by less than bfloat16 can show: the module is asked, not only the output."""
+    for act, name in [(nn.GELU, "gelu"), (lambda: nn.GELU(approximate="tanh"), "gelu_tanh")]:
+        report = fastff.replace_(stack(Mlp(act=act)).bfloat16(), depth=1)
+        assert report.replaced[0].activation == name
+    # Where none shows, only the output can tell, and in bfloat16 it cannot.
+    hidden = stack(Functional(f=nn.functional.gelu))
+    with pytest.raises(ValueError, match=r"several ways .*plain gelu, plain gelu_tanh"):
+        fastff.replace_(copy.deepcopy(hidden).bfloat16(), depth=1)
+    assert fastff.replace_(hidden, depth=1).replaced[0].activation == "gelu"
+
+
+@pytest.mark.parametrize("act", [nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Identity, nn.Mish, nn.Softmax])
+def test_recognise(act):
+    names = {nn.GELU: "gelu", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh", nn.Identity: "identity"}
+    made = act(-1) if act is nn.Softmax else act()
+    assert recognise(made) is (names.get(act, made) if act is not nn.Softmax else None)
+
+
+class Wrong(Mlp):
+    """Not what its weights say."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 2), nn.ModuleList([Mlp(), Mlp()])
+
+    def forward(self, x):
+        weights = self.router(x).softmax(-1)
+        return sum(weights[..., i, None] * expert(x) for i, expert in enumerate(self.experts))
+
+
+def two_places():
+    mlp = Mlp()
+    return stack(mlp, mlp)
+
+
+def tied():
+    model = stack(Mlp(), Mlp())
+    model[0].mlp.fc1.weight = model[1].mlp.fc1.weight
+    return model
+
+
+def hooked():
+    model = stack(Mlp())
+    model[0].mlp.register_forward_hook(lambda *_: None)
+    return model
+
+
+def quantised():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(stack(Mlp()), {nn.Linear})
+
+
+def parametrised():
+    model = stack(Mlp())
+    nn.utils.parametrizations.weight_norm(model[0].mlp.fc1)
+    return model
+
+
+def mixed():
+    model = stack(Mlp())
+    model[0].mlp.fc2.double()
+    return model
+
+
+MIXTRAL = LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 1}
+REFUSED = {
+    "mixtral": (lambda: hf("Mixtral", **MIXTRAL), "layers.0.mlp.experts: it is a mixture of experts"),
+    "fastff.MoE": (lambda: stack(fastff.MoE(16, 16, num_experts=2, expert_width=4)), "0.mlp: it is a mixture"),
+    "experts": (Experts, "experts.0: it is one expert of a mixture"),
+    "wrong": (lambda: stack(Wrong()), "0.mlp: recomputed from its weights on a probe, .* it gives something else"),
+    "two places": (two_places, "the same module is used in several places: 0.mlp, 1.mlp"),
+    "tied": (tied, "its weights are tied: 0.mlp.fc1.weight and 1.mlp.fc1.weight are one parameter"),
+    "hooks": (hooked, "it has hooks"),
+    "quantised": (quantised, "0.mlp: its Linear is quantised"),
+    "parametrised": (parametrised, "0.mlp: its ParametrizedLinear is quantised, wrapped or parametrised"),
+    "meta": (lambda: stack(Mlp()).to("meta"), "meta device"),
+    "dtypes": (mixed, "its linear layers differ in dtype"),
+    "functional dropout": (lambda: stack(Functional(0.5)), "in training it is random"),
+    "gated gelu_tanh": (lambda: hf("T5", **T5, feed_forward_proj="gated-gelu"), "it is gated by gelu_tanh"),
+    "the model itself": (Mlp, "the model: it is the model itself"),
+    "no block": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "among 1 x Conv2d, 1 x Flatten"),
+    "compiled": (lambda: torch.compile(stack(Mlp())), "Call it before torch.compile"),
+    "compiled in place": (lambda: nn.Sequential(compiled()), "0 is compiled"),
+}
+
+
+def compiled():
+    model = stack(Mlp())
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    make, message = REFUSED[case]
+    model = make()
+    before = None if case in ("meta", "quantised") else snapshot(model)
+    with pytest.raises(ValueError, match=message):
+        fastff.replace_(model, depth=1)
+    if before:
+        assert_untouched(model, before)
+
+
+def test_skipped_beside_replaced():
+    model = nn.Sequential(*stack(Mlp(), Wrong(), Functional()), Experts())
+    report = fastff.replace_(model, depth=1)
+    assert [r.name for r in report.replaced] == ["0.mlp", "2.mlp"]
+    assert [s.name for s in report.skipped] == ["1.mlp", "3.experts.0", "3.experts.1"]
+    assert "one expert of a mixture" in str(report)
+
+
+def test_one_module_under_two_names_of_its_parent_is_replaced_once():
+    layer = Residual(Mlp())
+    model = nn.Sequential(layer, layer)
+    report = fastff.replace_(model, depth=1)
+    assert [r.name for r in report.replaced] == ["0.mlp"]
+    assert isinstance(model[1].mlp.fff, fastff.FFF)
+
+
+def test_sharded_is_refused(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        model = stack(Mlp())
+        with pytest.raises(ValueError, match="wrapped by DistributedDataParallel"):
+            fastff.replace_(nn.parallel.DistributedDataParallel(stack(Mlp())), depth=1)
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(ValueError, match=r"sharded \(FSDP, DTensor\)"):
+            fastff.replace_(model, depth=1)
+    finally:
+        dist.destroy_process_group()
+
+
+class NeedsMore(nn.Module):
+    """An in-layer block in a layer that does not run on a probe alone."""
+
+    def __init__(self, drop=0.0):
+        super().__init__()
+        self.fc1, self.fc2, self.activation, self.norm = (
+            nn.Linear(16, 48),
+            nn.Linear(48, 16),
+            nn.ReLU(),
+            nn.LayerNorm(16),
+        )
+        self.drop = drop
+
+    def forward(self, x, *, scale):
+        hidden = self.activation(self.fc1(self.norm(x)))
+        return x + scale["value"] * self.fc2(nn.functional.dropout(hidden, self.drop, self.training))
+
+
+class Scaled(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.layer = NeedsMore(**options)
+
+    def forward(self, x):
+        return self.layer(x, scale={"value": 0.5})
+
+
+def test_example():
+    model = Scaled()
+    dense = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r"layer: it could not be run on a probe .* pass example="):
+        fastff.replace_(model, depth=1)
+    report = fastff.replace_(model, depth=1, example=VECTORS)
+    assert [(r.name, r.form) for r in report.replaced] == [("layer.fc1", "in-layer")]
+    torch.testing.assert_close(model(VECTORS), dense(VECTORS))
+    with pytest.raises(ValueError, match="in training it is random"):
+        fastff.replace_(Scaled(drop=0.5), depth=1, example=VECTORS)
+
+
+def test_apply_refuses_what_does_not_fit():
+    model = stack(Mlp(), Mlp())
+    specification = fastff.replace_(model, depth=1).specification
+    fresh = stack(Mlp())
+    before = snapshot(fresh)
+    with pytest.raises(ValueError, match=r"replaces '1.mlp', but this model has no '1.mlp'"):
+        fastff.apply_(fresh, specification)
+    with pytest.raises(ValueError, match="not an entry of a specification by replace_: depth"):
+        fastff.apply_(fresh, [{k: v for k, v in specification[0].items() if k != "depth"}])
+    with pytest.raises(ValueError, match=r"linear layers of \[\(16, 48\), \(48, 16\)\].*this model has \[\(16, 96\)"):
+        fastff.apply_(stack(Mlp(packed=True)), specification[:1])
+    with pytest.raises(ValueError, match="this model has"):
+        fastff.apply_(model, specification)  # it was done already
+    with pytest.raises(TypeError, match="a list of dicts"):
+        fastff.apply_(fresh, "spec")
+    assert_untouched(fresh, before)
+
+    on_meta = stack(Mlp(), Mlp()).to("meta")
+    fastff.apply_(on_meta, specification)
+    on_meta.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(on_meta.eval()(VECTORS), model.eval()(VECTORS))
+
+
+def test_bad_arguments():
+    model = stack(Mlp())
+    with pytest.raises(ValueError, match="init must be one of dense, random, data, or a function"):
+        fastff.replace_(model, depth=1, init="magic")
+    with pytest.raises(TypeError, match="expected a model"):
+        fastff.replace_("model", depth=1)
+    with pytest.raises(ValueError, match="depth must be at least 0"):
+        fastff.replace_(model, depth=-1)
+
+
+def varied(model, samples=4000):
+    """Inputs of 16 features that vary in few directions, as those of a trained model do."""
+    torch.manual_seed(3)
+    return torch.randn(samples, 16) * torch.linspace(3, 0.1, 16)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_leaves_from_data_are_near_the_block_at_once_and_nearer_after_distillation(gated):
+    torch.manual_seed(0)
+    block = fastff.FF(16, 8, width=64, activation="swiglu" if gated else "gelu")
+    model = nn.Sequential(block, nn.LayerNorm(8)).train()
+    x = varied(model)
+    dense = model.eval()(x).detach()
+    model.train()
+    report = fastff.replace_(model, depth=3, leaf_width=24, init="data", data=x, samples=3000)
+    assert model[0].training
+    assert report.replaced[0].weights.startswith("data: the hard pass misses ")
+    said = float(report.replaced[0].weights.split()[-1].rstrip("%"))
+    assert 0 < said < 25
+    assert torch.bincount(model[0].route(x[:3000]), minlength=8).min() > 200
+    tree = [parameter.clone() for parameter in model[0].tree_parameters()]
+    (made,) = fastff.distill_(model, report, [x[:2000], x[2000:]], steps=300, batch=256, rate=3e-3, progress=False)
+    assert made.name == "0"
+    assert made.before == pytest.approx(said / 100, rel=0.3)
+    assert made.after < 0.9 * made.before
+    assert model.training
+    assert all(torch.equal(a, b) for a, b in zip(tree, model[0].tree_parameters(), strict=True))
+    after = nn.functional.mse_loss(model.eval()(x), dense)
+    assert after < 0.3 * dense.var()
+
+
+def test_data_in_a_transformer_reaches_every_block():
+    torch.manual_seed(0)
+    model = encoder().eval()
+    x = torch.randn(64, 10, model.layers[0].linear1.in_features)
+    dense = model(x).detach()
+    report = fastff.replace_(model, depth=1, init="data", leaf_width=model.layers[0].linear1.out_features, data=x)
+    torch.testing.assert_close(model(x), dense, rtol=1e-3, atol=1e-3)  # leaves as wide as the block say the same
+    assert len(report.blocks) == len(report.replaced) > 1
+
+
+def test_data_belongs_to_its_init():
+    model = stack(Mlp())
+    with pytest.raises(ValueError, match="belong together"):
+        fastff.replace_(model, depth=1, init="data")
+    with pytest.raises(ValueError, match="belong together"):
+        fastff.replace_(model, depth=1, data=torch.randn(4, 8))
+
+
+def test_distillation_needs_the_model_of_the_report():
+    model = nn.Sequential(fastff.FF(16, 8, width=64))
+    report = fastff.replace_(model, depth=1)
+    with pytest.raises(ValueError, match="'0' is no FFF layer in this model"):
+        fastff.distill_(nn.Sequential(fastff.FF(16, 8, width=64)), report, torch.randn(8, 16))
+
+
+def test_it_learns_and_hardens():
+    """From dense weights to a tree whose evaluation is as good: the point of it all."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1)))
+    x = 4 * torch.rand(512, 2) - 2
+    y = (x[:, :1].sin() + x[:, 1:].cos()).detach()
+    fastff.replace_(model, depth=2)
+    fastff.initialize_tree_(model, x)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for step in range(300):
+        fastff.set_temperature_(model, 30 ** (step / 300))
+        loss = nn.functional.mse_loss(model(x), y) + 0.03 * fastff.balance_loss(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert nn.functional.mse_loss(model.eval()(x), y) < 0.1 * y.var()
