@@ -1,0 +1,159 @@
+"""Programs that run without Python: an ONNX file for onnxruntime, an AOTInductor package for torch's C++ runtime.
+
+    fastff.export.export_onnx(model, x, "model.onnx")
+    fastff.export.export_aoti(model, x, "model.pt2")
+
+Both hold what eval() computes: the hard pass, as plain operations, for any batch size. Before a function returns, it
+runs what it has written at two batch sizes and compares the outputs with the model's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+# A protocol buffer, and so an ONNX file, ends at 2 GiB; weights beyond that lie in a file beside it.
+ONNX_LIMIT = 2**31 - 2**24
+
+
+def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: bool = True) -> Path:
+    """Write `model` in evaluation mode as an ONNX file with a dynamic batch, and return its path.
+
+    Args:
+        example: inputs of the model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments. The
+            first dimension of every tensor is the batch.
+        path: of the file. Weights of 2 GiB and more go into a second file beside it, with ".data" added to the name.
+        verify: compare what onnxruntime computes with eval(). If it is not installed, nothing is compared.
+    """
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f'export_onnx needs {package}: pip install "fastff[onnx]"', name=package)
+    path = _checked(model, path, ".onnx")
+    args, kwargs = _arguments(example)
+    if verify and any(t.dtype == torch.bfloat16 for t in model.parameters()):
+        raise TypeError("onnxruntime runs no bfloat16 model on a CPU. Convert it with model.float(), or verify=False.")
+    with _evaluating(model):
+        shapes = _dynamic(args, kwargs)
+        size = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
+        program = torch.onnx.export(_program(model, args, kwargs), dynamo=True, dynamic_shapes=shapes, verbose=False)
+        if program is None:
+            raise RuntimeError("torch.onnx.export gave no program.")
+        program.save(path, external_data=size > ONNX_LIMIT)
+        if verify and find_spec("onnxruntime") is not None:
+            _compare(model, _onnx_runner(path), args, kwargs, f"onnxruntime's outputs of {path}")
+    return path
+
+
+def export_aoti(model: nn.Module, example: Any, path: str | Path, *, verify: bool = True) -> Path:
+    """Write `model` in evaluation mode as an AOTInductor package with a dynamic batch, and return its path.
+
+    It is compiled for the device on which the model is, and for this kind of processor; a C++ compiler is needed.
+    `torch._inductor.aoti_load_package(path)` loads it in Python, `AOTIModelPackageLoader` in C++. Arguments are as in
+    export_onnx.
+    """
+    path = _checked(model, path, ".pt2")
+    args, kwargs = _arguments(example)
+    with _evaluating(model):
+        program = _program(model, args, kwargs)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        if verify:
+            run = torch._inductor.aoti_load_package(str(path))
+            _compare(model, run, args, kwargs, f"the outputs of {path}")
+    return path
+
+
+def _checked(model: nn.Module, path: str | Path, suffix: str) -> Path:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, an nn.Module; got {type(model).__name__}. Pass the model itself.")
+    path = Path(path)
+    if path.suffix != suffix:
+        raise ValueError(f"the path must end in {suffix!r}; got {str(path)!r}.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into. Make it first.")
+    return path
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments, of a batch of two at least: torch takes a 1 for a constant."""
+    args, kwargs = example if isinstance(example, tuple) else (example,), {}
+    if isinstance(example, Mapping):
+        args, kwargs = (), dict(example)
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    sizes = {len(t) if t.dim() else 0 for t in tensors}
+    if len(sizes) != 1 or sizes == {0}:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or f"no tensor in {type(example).__name__}"
+        raise ValueError(f"the tensors of an example share a first dimension, the batch, of 1 or more; got {shapes}.")
+    return _rows((args, kwargs), max(2, *sizes))
+
+
+def _rows(tree: Any, count: int) -> Any:
+    """The same arguments with so many samples in each tensor: as many as there are, from the start over and over."""
+    return pytree.tree_map_only(Tensor, lambda t: t[torch.arange(count, device=t.device) % len(t)], tree)
+
+
+def _dynamic(args: Any, kwargs: Any) -> dict[str, Any] | tuple[Any, ...]:
+    batch = torch.export.Dim("batch")
+    shapes = pytree.tree_map(lambda t: {0: batch} if isinstance(t, Tensor) else None, (args, kwargs))
+    return shapes[1] or shapes[0]
+
+
+def _program(model: nn.Module, args: Any, kwargs: Any) -> torch.export.ExportedProgram:
+    return torch.export.export(model, args, kwargs, dynamic_shapes=_dynamic(args, kwargs))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode and without gradients; then as it was."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _onnx_runner(path: Path) -> Callable[..., list[Tensor]]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        feed = {name: t.cpu().numpy() for name, t in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(y) for y in session.run(None, feed)]
+
+    return run
+
+
+def _compare(model: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, what: str) -> None:
+    """Raise unless run() computes what the model does, at the example's batch size and at one more."""
+    count = next(len(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+    for size in (count, count + 1):
+        positional, keyword = _rows((args, kwargs), size)
+        theirs = [t for t in pytree.tree_leaves(run(*positional, **keyword)) if isinstance(t, Tensor)]
+        ours = [t for t in pytree.tree_leaves(model(*positional, **keyword)) if isinstance(t, Tensor)]
+        for a, b in zip(theirs, ours, strict=True):
+            _compare_outputs(a.to(b.device), b, size, what)
+
+
+def _compare_outputs(a: Tensor, b: Tensor, size: int, what: str) -> None:
+    if a.shape != b.shape:
+        raise RuntimeError(f"{what} have shape {tuple(a.shape)} where eval() gives {tuple(b.shape)}.")
+    # Rounding, layer upon layer, stays far below this; another leaf is far above.
+    limit = 1000 * torch.finfo(b.dtype).eps * float(b.nan_to_num().abs().max()) if b.is_floating_point() else 0.0
+    off = ~torch.isclose(a, b, rtol=0, atol=limit, equal_nan=True)
+    off = off.flatten(1).any(1) if off.dim() > 1 else off
+    if off.any():
+        raise RuntimeError(
+            f"{what} differ from eval() in {int(off.sum())} of {size} samples, by up to {(a - b).abs().max():.2g}. If "
+            "they are few, they may lie on a boundary of a tree, where rounding decides: try other samples, or pass "
+            "verify=False."
+        )

@@ -1,0 +1,90 @@
+"""FFF layers in other libraries' training loops: scikit-learn, Hugging Face's Trainer, Lightning.
+
+Each module needs its library and is imported by name; the extra of the same name installs it:
+
+    from fastff.integrations.sklearn import FFFClassifier
+    from fastff.integrations.transformers import FFFCallback, FFFTrainer
+    from fastff.integrations.lightning import FFFCallback
+
+This file has what the two callbacks share.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..hardening import entropies, layers
+from ..recipe import Recipe
+from ..regions import usage
+
+
+class Companion:
+    """A Recipe that is made when training begins, goes with it, and tells how the trees do.
+
+    Args:
+        data: as in `fastff.Recipe`: training inputs for a balanced start and for rebalancing. With several processes,
+            the same in each.
+        steps: of the optimiser; None asks the trainer.
+        options: of `fastff.Recipe`.
+    """
+
+    def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
+        inspect.signature(Recipe).bind(nn.Identity(), data, steps=1, **options)  # an unknown option is an error here
+        self.data, self.steps, self.options = data, steps, options
+        self.recipe: Recipe | None = None
+        self.added: Tensor | float = 0.0  # by the last call of loss()
+        self.calls = 0  # of loss() since the last step
+
+    def begin(self, model: nn.Module, steps: int, done: int = 0) -> None:
+        """Make the recipe. After `done` steps the model has its trees already: none is drawn."""
+        self.end()
+        steps = steps if self.steps is None else self.steps
+        self.recipe = Recipe(model, None if done else self.data, steps=steps, **self.options)
+        self.recipe.data = self.data
+        self.recipe.load_state_dict({"count": done})
+        self.calls = 0
+        if not done and torch.distributed.is_available() and torch.distributed.is_initialized():
+            for layer in layers(model).values():
+                for parameter in layer.tree_parameters():
+                    torch.distributed.broadcast(parameter.data, 0)
+
+    def loss(self) -> Tensor | float:
+        """What to add to the loss of a micro-batch, after its forward."""
+        if self.recipe is None:
+            raise RuntimeError("training has not begun: loss() belongs into a training step.")
+        extra = self.recipe.loss()
+        self.added = extra.detach() if isinstance(extra, Tensor) else extra
+        self.calls += 1
+        return extra
+
+    def step(self, remedy: str) -> None:
+        """After every step of the optimiser; `remedy` says how the losses come into the training."""
+        if self.recipe is None:
+            return
+        if not self.calls and (self.recipe.balance or self.recipe.hardening):
+            raise RuntimeError(f"a training step was made without the losses of the FFF layers. {remedy}")
+        self.calls = 0
+        self.recipe.step()
+
+    def numbers(self) -> dict[str, float]:
+        """What the last training forward tells, for a log."""
+        if self.recipe is None:
+            return {}
+        model = self.recipe.model
+        found = {"fff/loss": float(self.added), "fff/temperature": self.recipe.temperature}
+        entropy = entropies(model)
+        for name, used in usage(model).items():
+            place = f"fff/{name}/" if name else "fff/"
+            if len(entropy[name]):
+                found[f"{place}entropy"] = float(entropy[name].mean())
+            found[f"{place}leaves_used"] = float(used.leaves_used)
+            found[f"{place}smallest_share"] = used.smallest_share
+        return found
+
+    def end(self) -> None:
+        """Take the noise off the layers, where training has stopped early."""
+        for hook in self.recipe._hooks if self.recipe is not None else ():
+            hook.remove()
+        self.recipe = None

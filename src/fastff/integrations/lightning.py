@@ -1,0 +1,107 @@
+"""FFF layers in Lightning.
+
+    trainer = lightning.Trainer(callbacks=[FFFCallback(inputs)])
+    trainer.fit(module, loader)
+
+Lightning has no hook that may change a loss, so the callback wraps the module's training_step for as long as fit()
+runs, and adds the losses to what it returns. A training_step that calls callback.loss() itself, as it must in manual
+optimisation, is left alone.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from . import Companion
+
+REMEDY = "In manual optimisation, add callback.loss() to the loss in training_step, after the forward."
+
+
+class FFFCallback(Callback):
+    """Makes a `fastff.Recipe` when training begins, adds its losses, steps it with the optimiser, and logs.
+
+    Args:
+        data: training inputs, as in `fastff.Recipe`; they go through the LightningModule's forward. With several
+            processes, the same in each.
+        steps: how many steps of the optimiser the recipe goes with; by default all of the training.
+        options: other arguments of `fastff.Recipe`.
+    """
+
+    def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
+        self.companion = Companion(data, steps=steps, **options)
+        self.done = 0  # steps of the recipe
+        self.stepped = 0  # steps of the optimisers
+
+    def loss(self) -> Tensor | float:
+        """What the callback adds to the loss of a micro-batch, for a training_step that does so itself."""
+        return self.companion.loss()
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not trainer.global_step:  # another training; the count of a checkpoint comes after this
+            self.done = 0
+        if not pl_module.automatic_optimization:
+            return
+        training_step: Callable[..., Any] = pl_module.training_step
+
+        @functools.wraps(training_step)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            calls = self.companion.calls
+            result = training_step(*args, **kwargs)
+            if result is None:  # a batch that the module skips
+                self.companion.calls += 1
+            if self.companion.calls > calls:
+                return result
+            if isinstance(result, dict):
+                return result | {"loss": result["loss"] + self.loss()}
+            return result + self.loss()
+
+        pl_module.training_step = wrapped  # type: ignore[method-assign]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        steps = trainer.estimated_stepping_batches
+        if self.companion.steps is None and not math.isfinite(steps):
+            raise ValueError("this training has no last step known: pass FFFCallback(data, steps=...), or max_steps.")
+        self.done = self.done or trainer.global_step
+        self.companion.begin(pl_module, int(steps) if math.isfinite(steps) else 0, done=self.done)
+        self.stepped = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self.stepped:  # accumulating gradients
+            return
+        self.companion.step(REMEDY)
+        self.done, self.stepped = self.done + 1, trainer.global_step
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set elsewhere, by setattr
+        if every and self.done % every == 0:
+            pl_module.log_dict(self.companion.numbers())
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.companion.end()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        _unwrap(pl_module)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.companion.end()
+        _unwrap(pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.done}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.done = state_dict["count"]
+
+
+def _unwrap(module: pl.LightningModule) -> None:
+    """Give a module back its own training_step."""
+    step = module.__dict__.pop("training_step", None)
+    if (own := getattr(step, "__wrapped__", None)) is not None and getattr(own, "__self__", None) is not module:
+        module.__dict__["training_step"] = own

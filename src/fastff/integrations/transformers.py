@@ -1,0 +1,103 @@
+"""FFF layers in Hugging Face's Trainer.
+
+    trainer = FFFTrainer(model, args, train_dataset=data, callbacks=[FFFCallback(batch)])
+    trainer.train()
+
+A callback can make a Recipe and step it, but the Trainer asks its own methods for the loss and for what is logged. So
+there are two parts: the callback, and a mixin for any Trainer class; FFFTrainer is the plain Trainer with the mixin.
+
+The number of steps done, which is all the state that a Recipe has, is in every checkpoint of a Trainer.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from . import Companion
+
+REMEDY = (
+    "Train with FFFTrainer, or with your own class as class MyTrainer(FFFTrainerMixin, Trainer); a compute_loss that "
+    "does not call super().compute_loss must add callback.loss()."
+)
+
+
+class FFFCallback(TrainerCallback):
+    """Makes a `fastff.Recipe` when training begins, and steps it with the optimiser.
+
+    Args:
+        data: training inputs, as in `fastff.Recipe`: for instance a batch made by the data collator, a dict. With
+            several processes, the same in each.
+        steps: how many steps of the optimiser the recipe goes with; by default all of the training.
+        options: other arguments of `fastff.Recipe`.
+    """
+
+    def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
+        self.companion = Companion(data, steps=steps, **options)
+
+    def loss(self) -> Tensor | float:
+        """What the mixin adds to the loss of a micro-batch, for a compute_loss of your own."""
+        return self.companion.loss()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"the Trainer runs {args.n_gpu} GPUs in one process, by DataParallel, where the losses of FFF layers "
+                "cannot be read. Start one process for each, with torchrun or accelerate launch."
+            )
+        self.companion.begin(kwargs["model"], state.max_steps, done=state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.companion.step(REMEDY)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.companion.end()
+
+
+class FFFTrainerMixin:
+    """Adds the losses of the FFF layers to a Trainer's, and their entropies and usage to its logs.
+
+    Put it before the Trainer class: class MyTrainer(FFFTrainerMixin, Seq2SeqTrainer). Evaluation is left as it is.
+    """
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None, **kwargs: Any
+    ) -> Any:
+        trainer: Any = self
+        result = super().compute_loss(  # type: ignore[misc]
+            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **kwargs
+        )
+        if not model.training:
+            return result
+        extra = _callback(trainer).loss()
+        # A loss that is a mean over the whole accumulated batch is not divided by the number of micro-batches any more.
+        scaled = trainer.loss_is_scaled_for_ga
+        if scaled is None:
+            scaled = trainer.compute_loss_func is not None or (
+                trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
+            )
+        extra = extra / trainer.current_gradient_accumulation_steps if scaled else extra
+        return (result[0] + extra, *result[1:]) if return_outputs else result + extra
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if "loss" in logs:
+            logs.update(_callback(self).companion.numbers())
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+
+class FFFTrainer(FFFTrainerMixin, Trainer):
+    """Hugging Face's Trainer with the losses of FFF layers. It needs an FFFCallback among its callbacks."""
+
+
+def _callback(trainer: Any) -> FFFCallback:
+    found = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, FFFCallback)]
+    if len(found) != 1:
+        raise ValueError(
+            f"a Trainer with FFFTrainerMixin needs one FFFCallback; got {len(found)}. "
+            "Pass callbacks=[FFFCallback(data)]."
+        )
+    return found[0]

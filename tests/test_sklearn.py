@@ -1,0 +1,151 @@
+"""fastff.integrations.sklearn: what scikit-learn asks of an estimator, and how well it does with its defaults."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_digits, load_iris
+from sklearn.model_selection import KFold, cross_val_score, train_test_split
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import fastff
+from fastff.integrations.sklearn import FFFClassifier, FFFRegressor
+
+SHORT = {"depth": 2, "leaf_width": 8, "epochs": 12, "batch_size": 32, "learning_rate": 3e-2, "noise": 0.2}
+
+
+@parametrize_with_checks([FFFClassifier(**SHORT), FFFRegressor(**SHORT)])
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+def test_digits():
+    x, y = load_digits(return_X_y=True)
+    x, new, y, wanted = train_test_split(x, y, random_state=0)
+    model = FFFClassifier(epochs=30, random_state=0).fit(x, y)
+    assert model.score(new, wanted) >= 0.95
+    leaf = model.apply(x)
+    assert leaf.shape == (len(x),)
+    # The recipe's promise: a tenth of its fair share for every leaf.
+    assert np.bincount(leaf, minlength=8).min() >= 0.1 * len(x) / 8
+
+
+FOLDS = KFold(4, shuffle=True, random_state=0)
+
+
+def test_iris():
+    x, y = load_iris(return_X_y=True)
+    model = FFFClassifier(noise=0.2, random_state=0)
+    assert cross_val_score(model, x, np.array(["a", "b", "c"])[y], cv=FOLDS).mean() >= 0.9
+
+
+def test_diabetes():
+    """R2 in half the default's epochs; scikit-learn's Ridge() has 0.41 on these folds, its MLPRegressor() 0.22."""
+    x, y = load_diabetes(return_X_y=True)
+    assert cross_val_score(FFFRegressor(epochs=50, random_state=0), x, y, cv=FOLDS).mean() >= 0.4
+
+
+def rings(n=200):
+    rng = np.random.default_rng(0)
+    angle, y = rng.uniform(0, 2 * np.pi, n), np.arange(n) % 2
+    radius = 1 + y + 0.1 * rng.normal(size=n)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1), y
+
+
+def test_the_layer_answers():
+    """predict_proba is the softmax of the layer's hard pass, apply its route, both on standardised inputs."""
+    x, y = rings()
+    x[:, 1] = 1000 * x[:, 1] + 5
+    model = FFFClassifier(**SHORT, random_state=0).fit(x, y)
+    inputs = torch.tensor((x - x.mean(0)) / x.std(0)).float()
+    assert not model.layer_.training
+    with torch.no_grad():
+        expected = model.layer_(inputs).double().softmax(1).numpy()
+    np.testing.assert_allclose(model.predict_proba(x), expected, rtol=1e-6)
+    assert (model.apply(x) == model.layer_.route(inputs).numpy()).all()
+    assert (model.predict(x) == expected.argmax(1)).all()
+
+
+def test_standardize_false_leaves_inputs_alone():
+    x, y = rings()
+    model = FFFClassifier(**SHORT, standardize=False, random_state=0).fit(x, y)
+    expected = model.layer_.route(torch.tensor(x).float()).numpy()
+    assert (model.apply(x) == expected).all()
+
+
+def test_random_state_fixes_the_result_and_no_generator_is_touched():
+    x, y = rings()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first = FFFClassifier(**SHORT, random_state=1).fit(x, y)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(4)
+    again, other = (FFFClassifier(**SHORT, random_state=seed).fit(x, y).predict_proba(x) for seed in (1, 2))
+    assert (first.predict_proba(x) == again).all()
+    assert (again != other).any()
+
+
+def test_pickle_holds_no_training_data():
+    """The recipe's hooks on the layer would have carried it along."""
+    x, y = rings(2000)
+    model = FFFClassifier(**SHORT | {"epochs": 1}, random_state=0).fit(x, y)
+    stored = pickle.dumps(model)
+    assert len(stored) < 2000 * 2 * 4
+    assert (pickle.loads(stored).predict_proba(x) == model.predict_proba(x)).all()
+
+
+def test_several_targets():
+    x, _ = rings()
+    y = np.stack([x[:, 0], 100 + 50 * x[:, 1]], 1)
+    model = FFFRegressor(**SHORT, random_state=0).fit(x, y)
+    assert model.predict(x).shape == (200, 2)
+    assert model.score(x, y) > 0.9
+
+
+def test_validation_keeps_the_best_epoch_and_stops():
+    """Labels drawn at random: the loss on new samples rises as the training learns them by heart."""
+    x, _ = rings()
+    y = np.random.default_rng(1).integers(2, size=200)
+    options = SHORT | {"epochs": 300, "noise": 0.0, "weight_decay": 0.0, "leaf_width": 32}
+    model = FFFClassifier(**options, validation=0.25, patience=10, random_state=0).fit(x, y)
+    curve = model.validation_loss_curve_
+    assert model.n_iter_ == len(curve) == int(np.argmin(curve)) + 11 < 300
+    _, held, _, wanted = train_test_split(
+        x, y, test_size=0.25, random_state=np.random.RandomState(0).randint(2**31)
+    )  # what fit() held out
+    loss = -np.log(model.predict_proba(held)[np.arange(50), wanted]).mean()
+    assert loss == pytest.approx(min(curve), rel=1e-5)
+    assert FFFClassifier(**SHORT).fit(x, y).n_iter_ == 12
+
+
+def test_verbose_shows_a_bar(capsys):
+    x, y = rings()
+    FFFClassifier(**SHORT | {"epochs": 2}, verbose=True).fit(x, y)
+    assert "100%" in capsys.readouterr().out
+    FFFClassifier(**SHORT | {"epochs": 2}).fit(x, y)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1; got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"depth": -1}, "depth must be at least 0; got -1"),
+        ({"learning_rate": -1.0}, "learning_rate must be 0 or more; got -1"),
+        ({"noise": float("nan")}, "noise must be 0 or more"),
+        ({"validation": 1.0}, "validation is a share of the samples"),
+        ({"activation": "sigmoid"}, "activation"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        FFFClassifier(**SHORT | options).fit(*rings())
+
+
+def test_values_that_float32_cannot_hold_are_refused():
+    x, y = rings()
+    with pytest.raises(ValueError, match="too large for float32"):
+        FFFClassifier(**SHORT, standardize=False).fit(x * 1e60, y)
+    assert isinstance(FFFClassifier(**SHORT).fit(x * 1e60, y).layer_, fastff.FFF)
