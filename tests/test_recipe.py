@@ -71,6 +71,14 @@ def test_a_layer_called_by_keyword_is_blurred_too():
     assert torch.equal(layer.eval()(x=x), layer(x=x))
 
 
+def test_a_recipe_can_be_closed_early():
+    layer = fastff.FFF(3, 2, depth=1, leaf_width=1)
+    recipe = fastff.Recipe(layer, steps=4)
+    recipe.close()
+    x = torch.randn(8, 3)
+    assert torch.equal(layer.train()(x), layer(x))
+
+
 def test_data_that_can_be_read_once():
     with pytest.raises(TypeError, match="data is read again"):
         fastff.Recipe(fastff.FFF(3, 2, depth=1, leaf_width=1), (torch.randn(8, 3) for _ in range(2)), steps=4)

@@ -115,8 +115,12 @@ class Recipe:
         self.deviation.fill_(self.noise * (1 + math.cos(math.pi * done)) / 2)
         set_temperature_(self.model, self.temperature)
         if done == 1:
-            for hook in self._hooks:
-                hook.remove()
+            self.close()
+
+    def close(self) -> None:
+        """End the noise for good, as the last step does: for a training that ends before its time."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _blur(self, layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         if not layer.training:

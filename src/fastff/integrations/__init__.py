@@ -85,6 +85,6 @@ class Companion:
 
     def end(self) -> None:
         """Take the noise off the layers, where training has stopped early."""
-        for hook in self.recipe._hooks if self.recipe is not None else ():
-            hook.remove()
+        if self.recipe is not None:
+            self.recipe.close()
         self.recipe = None
