@@ -82,6 +82,9 @@ def _experiments(monkeypatch):
         )
 
     made = {name: experiment(name) for name in CASES}
+    made |= {
+        name: Experiment(name, name.capitalize(), f"shows {name}", lambda **_: []) for name in ("speed", "regions")
+    }
     monkeypatch.setitem(sys.modules, "fastff.experiments.tables", SimpleNamespace(EXPERIMENTS=made))
 
 
@@ -172,9 +175,9 @@ def test_table1_is_beside_the_papers(rendered):
 
 def test_every_cell_has_its_seeds_gap_and_shares(rendered):
     rows = Reader(whole(rendered)).table("table1")
-    (row,) = [row for row in rows if row[:6] == ["usps", "FFF", "16", "8", "1", "fastff"]]
-    assert row[6:11] == ["2", "99.8 ± 0.1 ▲ +0.5", "99.9", "99.3 ± 0.5", "50"]
-    assert row[11:] == ["92.7 ± 0.1 ▲ +0.5", "92.8", "92.2 ± 0.4", "30", "+0.05", "2 of 2", "0.31", "10 s"]
+    (row,) = [row for row in rows if row[:6] == ["usps", "FFF", "16", "8", "1", "9"] and row[6] == "fastff"]
+    assert row[7:12] == ["2", "99.8 ± 0.1 ▲ +0.5", "99.9", "99.3 ± 0.5", "50"]
+    assert row[12:] == ["92.7 ± 0.1 ▲ +0.5", "92.8", "92.2 ± 0.4", "30", "+0.05", "2 of 2", "0.31", "10 s"]
 
 
 def test_at_a_glance(rendered):
@@ -246,6 +249,7 @@ def test_without_results_the_page_says_how_to_make_them():
     for name in CASES:
         assert f"The {name}: shows {name}fastff reproduce {name}" in reader.sections["missing"]
     assert "fastff bench blocks" in reader.sections["missing"]
+    assert "Regions: shows regionsfastff report" in reader.sections["missing"]
     assert set(reader.sections) == {"", "missing"}
     assert reader.svgs == 0
 
@@ -254,8 +258,10 @@ def test_a_store_of_digits_alone():
     """What `make demo` ends in: data and settings that no experiment of the paper has."""
     cases = make(["digits"], [("FF", 0), ("MoE", 8), ("FFF", 8)], [32, 64], ["fastff"], (0, 1, 2), steps=50)
     reader = Reader(report.page([trained(case) for case in cases], [], regions=False))
-    rows = reader.table("data-digits")
-    assert ["digits", "FFF", "64", "8", "3", "fastff", "3"] in [row[:7] for row in rows]
+    head, *rows = reader.table("data-digits")
+    assert ["digits", "FFF", "64", "8", "3", "11", "fastff", "3"] in [row[:8] for row in rows]
+    assert "paper" not in head  # which has no digits, so that nothing is compared
+    assert "" not in reader.rows  # nor at a glance
     assert reader.svgs == 2
     assert "fastff reproduce table1" in reader.sections["missing"]
 

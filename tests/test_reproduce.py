@@ -60,6 +60,7 @@ def _fakes(monkeypatch, tmp_path):
     experiments = {
         "table1": Experiment("table1", "Table 1", "the training counterparts", table1),
         "speed": Experiment("speed", "Speed", "run fastff bench blocks", lambda **_: []),
+        "regions": Experiment("regions", "Regions", "the first figure", lambda **_: []),
     }
     monkeypatch.setitem(sys.modules, "fastff.experiments.tables", SimpleNamespace(EXPERIMENTS=experiments))
     monkeypatch.setitem(sys.modules, "fastff.experiments.trainer", SimpleNamespace(train=train))
@@ -88,13 +89,13 @@ def test_our_numbers_stand_beside_the_papers():
     done = fastff_(f"{WIDTHS} --runs 2 --recipe paper")
     assert done.exit_code == 0, done.output
     rows = cells(done.stdout)
-    assert rows[0][:5] == ["FF", "16", "16", "paper", "2"]
+    assert rows[0][:6] == ["FF", "16", "16", "9", "paper", "2"]
     # M_A: mean ± deviation (best), the paper's best, the difference of our mean to it; then the same for G_A.
-    assert rows[1][:5] == ["FFF", "16", "8", "paper", "2"]
-    assert rows[1][5:11] == ["99.5 ± 0.7 (100.0)", "99.3", "+0.2", "92.5 ± 0.7 (93.0)", "92.2", "+0.3"]
-    assert rows[1][11:] == ["7", "-0.25", "0.50"]
-    assert rows[0][8:11] == ["92.5 ± 0.7 (93.0)", "93.1", "-0.6"]
-    assert rows[5][5:] == ["99.5 ± 0.7 (100.0)", "92.5 ± 0.7 (93.0)", "7", "-0.25", "0.50"]  # not in the paper
+    assert rows[1][:6] == ["FFF", "16", "8", "9", "paper", "2"]
+    assert rows[1][6:12] == ["99.5 ± 0.7 (100.0)", "99.3", "+0.2", "92.5 ± 0.7 (93.0)", "92.2", "+0.3"]
+    assert rows[1][12:] == ["7", "-0.25", "0.50"]
+    assert rows[0][9:12] == ["92.5 ± 0.7 (93.0)", "93.1", "-0.6"]
+    assert rows[5][6:] == ["99.5 ± 0.7 (100.0)", "92.5 ± 0.7 (93.0)", "7", "-0.25", "0.50"]  # not in the paper
     assert "Table 1: usps" in done.stdout
     assert "Table 1: digits" in done.stdout
 
@@ -193,7 +194,7 @@ def test_data_that_is_missing_or_damaged_is_told_before_any_training(error, untr
 @pytest.mark.parametrize(
     ("command", "error"),
     [
-        ("reproduce table9", "EXPERIMENT is one of list, table1, speed; got 'table9'"),
+        ("reproduce table9", "EXPERIMENT is one of list, table1, speed, regions; got 'table9'"),
         ("reproduce table1 --dataset imagenet", "no data set is called 'imagenet'"),
         ("reproduce table1 --recipe ours", "no recipe is called 'ours'. There are: paper, fastff."),
         ("reproduce table1 --widths 0", "--widths is a list of numbers from 1 up"),
@@ -205,6 +206,8 @@ def test_data_that_is_missing_or_damaged_is_told_before_any_training(error, untr
         ("reproduce table1 --device cpu --store {other}", "is not a store of results"),
         ("reproduce table1 --device cpu --store {folder}", "is a directory"),
         ("reproduce table1 --runs 0", "--runs"),
+        ("reproduce table1 --device cpu --output a.svg", "--output is the figure of regions"),
+        ("reproduce regions --device cpu --output a.txt", "a file that ends in .svg, .png, .pdf"),
         ("report --store {folder}/nothere.sqlite", "nothere.sqlite is not there"),
         ("report --store {other}", "is not a store of results"),
     ],
@@ -243,6 +246,7 @@ def test_list_tells_what_there_is(monkeypatch):
             "data": {"usps": "here", "mnist": "not here"},
         },
         {"experiment": "speed", "title": "Speed", "about": "run fastff bench blocks", "trainings": 0, "data": {}},
+        {"experiment": "regions", "title": "Regions", "about": "the first figure", "trainings": 0, "data": {}},
     ]
     table = fastff_("reproduce list").stdout
     assert ["table1", "Table 1", "160", "usps"] in cells(table)
@@ -254,6 +258,42 @@ def test_an_experiment_without_trainings_says_where_its_rows_come_from():
     assert done.exit_code == 0
     assert json.loads(done.stdout) == []
     assert "run fastff bench blocks" in done.stderr
+
+
+def test_the_regions_are_a_figure_of_their_own(monkeypatch, tmp_path):
+    figure = pytest.importorskip("matplotlib.figure")
+    seeds = []
+
+    def sketch(seed):
+        seeds.append(seed)
+        return figure.Figure()
+
+    monkeypatch.setitem(sys.modules, "fastff.experiments.sketch", SimpleNamespace(sketch=sketch))
+    monkeypatch.chdir(tmp_path)
+    assert fastff_("reproduce regions --device cpu --dry-run").exit_code == 0
+    assert not seeds
+    done = fastff_("reproduce regions --device cpu")
+    assert done.exit_code == 0, done.output
+    assert "<svg" in (tmp_path / "regions.svg").read_text()
+    assert "regions.svg" in done.stderr
+    done = fastff_("reproduce regions --device cpu --seed 3 --output new/a.png --format json")
+    assert json.loads(done.stdout) == []
+    assert (tmp_path / "new" / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert seeds == [0, 3]
+
+
+def test_a_narrow_terminal_shows_every_number(monkeypatch):
+    from rich.console import Console
+
+    from fastff.cli import reproduce
+
+    monkeypatch.setattr(reproduce, "console", Console(width=80))
+    done = fastff_("reproduce table1 --device cpu --dataset digits --widths 128 --runs 2")
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.stdout
+    (row, more) = cells(done.stdout)[4:6]
+    assert row == ["FFF", "128", "8", "9", "paper", "2", "99.5 ± 0.7", "92.5 ± 0.7", "7", "-0.25", "0.50"]
+    assert more[6:8] == ["(100.0)", "(93.0)"]
 
 
 def test_the_docs_tell_commands_and_flags_that_exist():

@@ -20,6 +20,7 @@ from ..experiments.store import Store, about
 from .flags import a_device, bad_flags, numbers, one, words
 
 RECIPES = "paper,fastff"
+KINDS = (".svg", ".png", ".pdf")
 errors = Console(stderr=True)
 console = Console()
 if not console.is_terminal:
@@ -52,6 +53,7 @@ def reproduce(
     engine: Annotated[str, typer.Option(help="local, or ray: on a Ray cluster")] = "local",
     ensemble: Annotated[int, typer.Option(help="seeds that train at once", min=1)] = 10,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is stored and what would be trained")] = False,
+    output: Annotated[Path | None, typer.Option(help="the figure of regions; default: regions.svg")] = None,
 ) -> None:
     """Train an experiment of the paper and print the results beside the paper's.
 
@@ -65,6 +67,8 @@ def reproduce(
 
     chosen = EXPERIMENTS[one("EXPERIMENT", experiment, ["list", *EXPERIMENTS])]
     one("--engine", engine, engines.ENGINES)
+    if output and (experiment != "regions" or output.suffix not in KINDS):
+        raise typer.BadParameter(f"--output is the figure of regions, a file that ends in {', '.join(KINDS)}.")
     place = a_device(device)
     with bad_flags():
         cases = chosen.cases(
@@ -76,7 +80,9 @@ def reproduce(
             changes=_changes(settings or [], epochs),
         )
     if not cases:
-        errors.print(escape(f"{chosen.title}: {chosen.about}"), soft_wrap=True)
+        errors.print(escape(f"{chosen.title}: {chosen.about}."), soft_wrap=True)
+        if experiment == "regions" and not dry_run:
+            _regions(output or Path("regions.svg"), seed)
         if format == "json":
             print("[]")
         return
@@ -100,7 +106,7 @@ def reproduce(
     if format == "json":
         print(json.dumps(summary.rows(results), indent=2))
     else:
-        _table(experiment, chosen.title, results)
+        show(experiment, chosen.title, results)
     if failed:
         raise typer.Exit(1)
 
@@ -240,6 +246,19 @@ def _dry_run(cases: Sequence[Case], path: Path, ensemble: int, format: str) -> N
     console.print(f"{len(cases) - left} trainings are stored, {left} are to do, {ensemble} seeds at once.")
 
 
+def _regions(path: Path, seed: int) -> None:
+    try:
+        from ..experiments.sketch import sketch
+
+        with errors.status("training three layers on a plane"):
+            figure = sketch(seed)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f'the figure needs {error.name}: pip install "fastff[reproduce]"') from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    errors.print(f"written to {escape(str(path))}", soft_wrap=True)
+
+
 def _seeds(seeds: Sequence[int]) -> str:
     if not seeds:
         return "-"
@@ -247,31 +266,32 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 2 else ", ".join(map(str, seeds))
 
 
-def _table(experiment: str, title: str, results: Sequence[Result]) -> None:
+def show(experiment: str, title: str, results: Sequence[Result]) -> None:
     """Our mean, deviation and best beside the paper's number, a table for each data set."""
     cells = summary.cells(results, experiment)
     for name in dict.fromkeys(cell.dataset for cell in cells):
         some = [cell for cell in cells if cell.dataset == name]
         known = any(number is not None for cell in some for number in cell.paper)
-        table = Table(title=escape(f"{title}: {name}"))
-        table.add_column("model")
-        table.add_column("w", justify="right")
-        table.add_column("l", justify="right")
-        table.add_column("recipe")
-        table.add_column("seeds", justify="right")
+        table = Table(title=escape(f"{title}: {name}"), padding=(0, 1) if console.width >= 100 else 0)
         beside = ["paper", ""] if known else []
-        for column in ("M_A", *beside, "G_A", *beside, "ETT", "gap", "least share"):
-            table.add_column(column, justify="right", no_wrap=True)
+        columns = ("model", "w", "l", "neurons", "recipe", "seeds", "M_A", *beside, "G_A", *beside, "ETT", "gap")
+        for column in (*columns, "least share"):  # where there is little room, accuracies take several lines
+            wrap, left = column in ("M_A", "G_A", "least share"), column in ("model", "recipe")
+            table.add_column(column, justify="left" if left else "right", no_wrap=not wrap)
         for i, cell in enumerate(some):
             if i and (cell.model, cell.width) != (some[i - 1].model, some[i - 1].width):
                 table.add_section()
-            size = [cell.model, str(cell.width), str(cell.leaf_width), escape(cell.recipe), str(cell.seeds)]
+            size = [cell.model, *map(str, (cell.width, cell.leaf_width, cell.inference_size))]
+            size += [escape(cell.recipe), str(cell.seeds)]
             table.add_row(*size, *_beside(cell, "M_A", known), *_beside(cell, "G_A", known), *_rest(cell))
         console.print(table)
+    theirs = "; then the paper's, which is the best of its runs, and our mean minus it"
+    compared = any(number is not None for cell in cells for number in cell.paper)
     console.print(
-        "Accuracies in percent: mean ± deviation (best) over seeds, by the hard pass; then the paper's, which is the "
-        "best of its runs, and our mean minus it. ETT: epochs until G_A was seen. gap: the largest difference of soft "
-        "and hard accuracy. least share: samples of the least used leaf over its fair number.",
+        "w, l: neurons in training, and in a leaf or an expert; neurons: those that answer. M_A: accuracy on training "
+        "data, G_A: on test data, both in percent by the hard pass, mean ± deviation (best) over seeds"
+        f"{theirs if compared else ''}. ETT: epochs until G_A was seen. gap: the largest difference of soft and hard "
+        "accuracy. least share: samples of the least used leaf over its fair number.",
         style="dim",
     )
 

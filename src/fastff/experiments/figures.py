@@ -94,6 +94,7 @@ def counterparts(cells: Sequence[Cell], title: str) -> list[Figure]:
                     label=plain(f"{kind[0]}{depth}, {recipe}"),
                     color=f"C{i}",
                     linestyle=("-", "--", ":", "-.")[j % 4],
+                    fillstyle=("full", "none")[j % 2],
                     marker="osD^vP*X"[i % 8],
                     markersize=5,
                     linewidth=1.4,
@@ -171,6 +172,9 @@ def speed(rows: Iterable[Row]) -> list[Figure]:
     figures = []
     with _style(), tempfile.TemporaryDirectory() as folder:
         for path in draw(found, Path(folder), kind="svg"):
-            caption = captions[path.stem.split("-")[0]]
+            what = path.stem.split("-")[0]
+            if what == "closeup" and not any(row["model"] == "MoE" for row in found):
+                continue  # nothing to compare with
+            caption = captions[what]
             figures.append(Figure(_inline(path.read_text(encoding="utf-8"), f"{caption} {path.stem}"), caption))
     return figures

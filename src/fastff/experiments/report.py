@@ -69,26 +69,25 @@ def page(records: Sequence[Record], rows: Sequence[Row], regions: bool = True) -
 
     sections, glance, taken = [], list[list[Entry]](), set[Case]()
     for experiment in EXPERIMENTS.values():
-        if experiment.name in DRAWN:
-            continue
+        fill = FILLS.get(experiment.name, f"fastff reproduce {experiment.name}")
+        section = Section(experiment.name, experiment.title, experiment.about, fill)
         cases = experiment.cases(datasets=None, widths=None, leaf_widths=None, recipes=RECIPES, seeds=(0,), changes={})
         groups = {case.group for case in cases}
         taken |= groups
         found = [record for record in records if record.result.case.group in groups]
-        fill = f"fastff reproduce {experiment.name}"
-        section = Section(experiment.name, experiment.title, experiment.about, fill)
-        if found:
+        if experiment.name == "speed":
+            section = _speed(section, rows)
+        elif experiment.name == "regions" and regions:
+            section = _regions(section)
+        elif found:
             section = BUILDERS.get(experiment.name, _general)(section, found)._replace(made=_made(found))
             glance += _glance(section, found)
         sections.append(section)
-    sections += [_speed(DRAWN["speed"], rows), *([_regions(DRAWN["regions"])] if regions else [])]
     rest = [record for record in records if record.result.case.group not in taken]
     for name in dict.fromkeys(record.result.case.dataset for record in rest):
         found = [record for record in rest if record.result.case.dataset == name]
-        about = "Trained with other data or other settings than the paper's experiments have here."
-        section = _general(Section(_slug(f"data-{name}"), f"Other trainings: {name}", about, ""), found)
+        section = _general(Section(_slug(f"data-{name}"), f"Other trainings: {name}", OTHER, ""), found)
         sections.append(section._replace(made=_made(found)))
-        glance += _glance(section, found)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(safe=Markup)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
@@ -131,32 +130,21 @@ def _recipes(cells: Iterable[Cell]) -> list[str]:
 
 def _every(cells: Sequence[Cell], folded: bool = True) -> Table:
     """A row for each cell, with all that is known about it."""
-    heads = ["data", "model", "w", "l", "d", "recipe", "seeds", "M_A", "best", "paper", "ETT"]
-    heads += ["G_A", "best", "paper", "ETT", "gap", "leaves used", "least share", "time"]
+    beside = ["paper"] if any(number is not None for cell in cells for number in cell.paper) else []
+    heads = ["data", "model", "w", "l", "d", "neurons", "recipe", "seeds", "M_A", "best", *beside, "ETT"]
+    heads += ["G_A", "best", *beside, "ETT", "gap", "leaves used", "least share", "time"]
     rows = []
     for cell in cells:
+        sizes = (cell.model, cell.width, cell.leaf_width, cell.depth, cell.inference_size, cell.recipe, cell.seeds)
+        row = [Entry(cell.dataset, head=True), *(Entry(str(value)) for value in sizes)]
+        for name, ett in (("M_A", cell.ETT_M), ("G_A", cell.ETT)):
+            stat: Stat | None = getattr(cell, name)
+            row += [_accuracy(cell, name), Entry(_number(stat and stat.best)), *(_paper(cell, name) for _ in beside)]
+            row.append(Entry(_number(ett, 0)))
         used = "" if cell.leaves_used is None else f"{cell.leaves_used} of {cell.leaves}"
-        rows.append(
-            [
-                *[
-                    Entry(cell.dataset, head=True),
-                    Entry(cell.model),
-                    Entry(str(cell.width)),
-                    Entry(str(cell.leaf_width)),
-                ],
-                *[Entry(str(cell.depth)), Entry(cell.recipe), Entry(str(cell.seeds))],
-                *[_accuracy(cell, "M_A"), Entry(_number(cell.M_A and cell.M_A.best)), _paper(cell, "M_A")],
-                Entry(_number(cell.ETT_M, 0)),
-                *[_accuracy(cell, "G_A"), Entry(_number(cell.G_A and cell.G_A.best)), _paper(cell, "G_A")],
-                *[
-                    Entry(_number(cell.ETT, 0)),
-                    Entry("" if cell.soft_hard_gap is None else f"{cell.soft_hard_gap:+.2f}"),
-                ],
-                *[Entry(used), Entry(_number(cell.smallest_share, 2)), Entry(_time(cell.seconds))],
-            ]
-        )
-    caption = "Every cell: gap is the largest soft/hard gap of a seed, least share that of the least used leaf"
-    return Table(caption, [_heads(heads)], rows, folded)
+        gap = "" if cell.soft_hard_gap is None else f"{cell.soft_hard_gap:+.2f}"
+        rows.append([*row, *map(Entry, (gap, used, _number(cell.smallest_share, 2), _time(cell.seconds)))])
+    return Table("Every cell, with the deviation and the best over its seeds", [_heads(heads)], rows, folded)
 
 
 def _paper(cell: Cell, name: str) -> Entry:
@@ -230,28 +218,14 @@ def _table2(section: Section, records: Sequence[Record]) -> Section:
 
 
 def _trained(cell: Cell | None) -> list[Entry]:
-    ett = (
-        [Entry(_number(cell.ETT_M, 0) or NOTHING), Entry(_number(cell.ETT, 0) or NOTHING)]
-        if cell
-        else [Entry(NOTHING)] * 2
-    )
-    return [_accuracy(cell, "M_A"), ett[0], _accuracy(cell, "G_A"), ett[1]]
+    ett = (_number(cell.ETT_M, 0), _number(cell.ETT, 0)) if cell else ("", "")
+    return [_accuracy(cell, "M_A"), Entry(ett[0] or NOTHING), _accuracy(cell, "G_A"), Entry(ett[1] or NOTHING)]
 
 
 def _table3(section: Section, records: Sequence[Record]) -> Section:
     cells = _cells(section, records)
-    heads = [
-        "model",
-        "from",
-        "depth",
-        "training size",
-        "inference size",
-        "speed-up",
-        "G_A",
-        "best",
-        "gap",
-        "least share",
-    ]
+    heads = ["model", "from", "depth", "training size", "inference size", "speed-up"]
+    heads += ["G_A", "best", "gap", "least share"]
     rows: list[list[Entry]] = []
     for leaf, theirs in paper.TABLE3.items():
         speedup = f"{presets.TABLE3[leaf]:.2f}x" if leaf else "1.00x"
@@ -315,18 +289,12 @@ BUILDERS: Mapping[str, Callable[[Section, Sequence[Record]], Section]] = {
     "entropy_mnist": _entropy,
     "entropy_vit": _entropy,
 }
-# What needs no stored trainings.
-DRAWN = {
-    "speed": Section(
-        "speed",
-        "Speed",
-        "The time of a forward pass of FF, MoE and FFF over the number of blocks, as rows of fastff bench have it.",
-        "fastff bench blocks --output results/inference.csv",
-    ),
-    "regions": Section(
-        "regions", "Regions", "The paper's first figure: how FF, MoE and FFF divide a plane among their neurons.", ""
-    ),
-}
+# What makes a section that needs no stored trainings.
+FILLS = {"speed": "fastff bench blocks --output results/inference.csv", "regions": "fastff report"}
+OTHER = (
+    "Trainings that are not as in the paper's experiments: on other data, of other sizes or with other settings, such "
+    "as the short ones of a trial or of the demo. The commands below say which"
+)
 BESIDE = (
     "Ours are means over seeds with their deviation, the paper's the best of its runs; ▲ and ▼ mark our mean minus the "
     "paper's best."

@@ -282,5 +282,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             "our recipe with one part changed, at the widest size of Table 1 and leaves of 8 neurons and of 1",
             _cases(_ablation),
         ),
+        Experiment(
+            "speed",
+            "Speed",
+            "the time of a forward pass of FF, MoE and FFF, from rows of fastff bench and not from trainings: fastff "
+            "bench blocks, fastff bench table1 and fastff bench table3, each with --output results/inference.csv",
+            _cases(lambda _: []),
+        ),
+        Experiment(
+            "regions",
+            "Regions",
+            "the paper's first figure: how FF, MoE and FFF divide a plane among their neurons",
+            _cases(lambda _: []),
+        ),
     )
 }
