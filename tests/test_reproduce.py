@@ -296,6 +296,20 @@ def test_a_narrow_terminal_shows_every_number(monkeypatch):
     assert more[6:8] == ["(100.0)", "(93.0)"]
 
 
+def test_a_report_from_a_file_of_rows(tmp_path):
+    assert fastff_(f"{WIDTHS} --runs 2 --recipe paper").exit_code == 0
+    first, again = tmp_path / "first.csv", tmp_path / "again.csv"
+    assert fastff_(f"report --export {first} --output {tmp_path}/a.html").exit_code == 0
+    done = fastff_(f"report --store {tmp_path}/new.sqlite --rows {first} --export {again} --output {tmp_path}/b.html")
+    assert done.exit_code == 0, done.output
+    assert again.read_text() == first.read_text()
+    assert "92.5" in (tmp_path / "b.html").read_text()
+    missing = fastff_(f"report --store {tmp_path}/other.sqlite --rows {tmp_path}/nothere.csv")
+    assert missing.exit_code == 2
+    assert "nothere.csvisnotthere" in re.sub(r"[\s│]", "", missing.output)  # in a box, which breaks lines
+    assert not (tmp_path / "other.sqlite").exists()
+
+
 def test_the_docs_tell_commands_and_flags_that_exist():
     """In shell blocks of docs/reproduce.md, and in its table of flags: all that there are, but --help."""
     text = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text()
