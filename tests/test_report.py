@@ -211,6 +211,22 @@ def test_table2_and_table3(rendered):
     assert rows[start + 3][5] == "83.3 ± 0.1 ▲ +0.5"
 
 
+def test_an_ablation_says_what_each_part_is_worth():
+    accuracies = {"fastff": (94.0, 95.0), "without noise": (92.0, 93.0), "with more": (95.0, 96.0)}
+    some = [
+        Record(Result(Case("usps", "FFF", 128, 8, 4, recipe, "G_A", seed), G_A=value), ABOUT)
+        for recipe, values in accuracies.items()
+        for seed, value in enumerate(values)
+    ]
+    section = report._ablation(report.Section("ablation", "Parts", "what each is worth", ""), some)
+    assert [entry.text for entry in section.tables[0].head[0]] == ["recipe", "USPS w = 128, l = 8"]
+    assert [[(entry.text, entry.difference) for entry in row] for row in section.tables[0].rows] == [
+        [("fastff", None), ("94.5", None)],
+        [("with more", None), ("95.5", 1.0)],
+        [("without noise", None), ("92.5", -2.0)],
+    ]
+
+
 def test_figures_are_redrawn(rendered):
     page = whole(rendered)
     parts = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.S))
