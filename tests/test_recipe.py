@@ -79,6 +79,15 @@ def test_a_recipe_can_be_closed_early():
     assert torch.equal(layer.train()(x), layer(x))
 
 
+def test_a_second_recipe_takes_over():
+    layer = fastff.FFF(3, 2, depth=1, leaf_width=1)
+    fastff.Recipe(layer, steps=4)
+    recipe = fastff.Recipe(layer, steps=1)
+    assert len(layer._forward_pre_hooks) == 1
+    recipe.step()
+    assert not layer._forward_pre_hooks
+
+
 def test_data_that_can_be_read_once():
     with pytest.raises(TypeError, match="data is read again"):
         fastff.Recipe(fastff.FFF(3, 2, depth=1, leaf_width=1), (torch.randn(8, 3) for _ in range(2)), steps=4)

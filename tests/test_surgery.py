@@ -665,6 +665,34 @@ def test_data_in_a_transformer_reaches_every_block():
     assert len(report.blocks) == len(report.replaced) > 1
 
 
+def test_a_block_under_two_names_stays_shared():
+    shared = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+    other = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+    model = nn.Sequential(shared, shared, other)
+    report = fastff.replace_(model, depth=2)
+    assert model[0] is model[1] is shared
+    assert isinstance(model[2], fastff.FFF)
+    assert [(s.name, s.why) for s in report.skipped] == [("0", "its module is used in several places")]
+    with pytest.raises(ValueError, match="used in several places"):
+        fastff.replace_(nn.Sequential(shared, shared), depth=2)
+
+
+def test_data_that_cannot_be_learned_from():
+    def model(dtype=torch.float32):
+        return nn.Sequential(fastff.FF(16, 8, width=64, dtype=dtype))
+
+    few = fastff.replace_(model(), depth=2, init="data", data=torch.randn(5, 16))
+    assert "5 inputs, too few to measure" in few.replaced[0].weights
+    wrong = torch.randn(100, 16)
+    wrong[3, 0] = torch.nan
+    with pytest.raises(ValueError, match="hold NaN or infinity"):
+        fastff.replace_(model(), depth=2, init="data", data=wrong)
+    half = model(torch.float16)
+    report = fastff.replace_(half, depth=1, leaf_width=16)
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        fastff.distill_(half, report, torch.randn(100, 16).half(), progress=False)
+
+
 def test_data_belongs_to_its_init():
     model = stack(Mlp())
     with pytest.raises(ValueError, match="belong together"):

@@ -188,7 +188,15 @@ def test_a_paper_training_measures_both_and_ours_has_two():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"nois": 1.0}, "no setting 'nois'; it has"), ({"noise": "loud"}, "noise must be of type float; got 'loud'")],
+    [
+        ({"nois": 1.0}, "no setting 'nois'; it has"),
+        ({"noise": "loud"}, "noise must be of type float; got 'loud'"),
+        ({"noise": -1.0}, "noise must be 0 or more; got -1"),
+        ({"schedule": "foo"}, "schedule must be one of constant, cosine; got 'foo'"),
+        ({"batch": 0}, "batch must be positive; got 0"),
+        ({"least": 5.0}, "least must be from 0 to 1; got 5"),
+        ({"steps": 0}, "needs steps or epochs; got 0 of both"),
+    ],
 )
 def test_bad_changes(changes, message):
     with pytest.raises(ValueError, match=message):

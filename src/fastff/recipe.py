@@ -82,6 +82,9 @@ class Recipe:
             initialize_tree_(model, data, std=std)
         for layer in found.values():
             layer.decision, layer.transposition = decision, transposition
+            for hook in list(layer._forward_pre_hooks.values()):
+                if isinstance(other := getattr(hook, "__self__", None), Recipe):
+                    other.close()  # one that was given up
         # A tensor, so that compiled and recorded forwards see it change.
         self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
         blurred = found.values() if noise else ()

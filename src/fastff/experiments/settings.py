@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,21 @@ class Settings:
     std: float = 1.0
     least: float = 0.1
 
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(Settings).items():
+            value = getattr(self, name)
+            if choices := get_args(hint):
+                if value not in choices:
+                    raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+            elif not isinstance(value, bool) and not value >= 0:
+                raise ValueError(f"{name} must be 0 or more; got {value}.")
+        for name in ("rate", "batch", "last_temperature", "hard", "std"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
+        for name in ("transposition", "least"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} must be from 0 to 1; got {getattr(self, name)}.")
+
     def items(self) -> tuple[tuple[str, Any], ...]:
         """All settings, sorted by name: for a Case."""
         return tuple(sorted(dataclasses.asdict(self).items()))
@@ -56,7 +71,10 @@ class Settings:
                 made[other] = 0
             elif other in made and ours not in made:
                 made[ours] = 0
-        return dataclasses.replace(self, **made)
+        changed = dataclasses.replace(self, **made)
+        if not changed.steps and not changed.epochs:
+            raise ValueError("a training needs steps or epochs; got 0 of both.")
+        return changed
 
 
 def shortened(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:

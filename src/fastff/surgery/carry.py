@@ -77,6 +77,8 @@ def from_data_(block: Block, layer: FFF, x: Tensor) -> str:
     dense = dense_layer(block)
     principal_tree_(layer, train)
     fit_leaves_(layer, dense, train)
+    if held_out is train:
+        return f"data: {len(x)} inputs, too few to measure what the hard pass misses"
     return f"data: the hard pass misses {relative_error(layer, dense, held_out):.1%}"
 
 

@@ -86,7 +86,11 @@ def inputs_of(model: nn.Module, modules: dict[str, nn.Module], data: Any, sample
     missing = [name for name, parts in kept.items() if not sum(map(len, parts))]
     if missing:
         raise ValueError(f"data holds no sample that reaches {missing}. Pass data that runs through them.")
-    return {name: torch.cat(parts)[:samples] for name, parts in kept.items()}
+    found = {name: torch.cat(parts)[:samples] for name, parts in kept.items()}
+    for name, x in found.items():
+        if not x.isfinite().all():
+            raise ValueError(f"the inputs of {name!r} hold NaN or infinity; clean the data.")
+    return found
 
 
 def _layer(model: nn.Module, name: str) -> FFF:

@@ -127,6 +127,8 @@ def distill_leaves_(
     """
     _check_pair(layer, dense)
     check_int("steps", steps, 1)
+    if layer.leaf_in_weight.dtype == torch.float16:
+        raise ValueError("Adam overflows in float16: distil in float32 or bfloat16, and convert the model afterwards.")
     mode, trained = layer.training, {p: p.requires_grad for p in layer.parameters()}
     leaves = list(layer.leaf_parameters())
     optimizer = torch.optim.Adam(leaves, lr=rate)

@@ -75,10 +75,16 @@ def replace_(
         raise ValueError('init="data" and data=... belong together: pass both, or neither.')
     finder = Finder(model, example)
     skipped = [Skipped(*pair) for pair in finder.skipped] + [Skipped(n, "it is an FFF already") for n in finder.present]
-    chosen = [block for block in finder.blocks if _passes(filter, block)]
+    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    shared = [block for block in finder.blocks if places[id(model.get_submodule(block.name))] > 1]
+    skipped += [Skipped(block.name, "its module is used in several places") for block in shared]
+    chosen = [block for block in finder.blocks if block not in shared and _passes(filter, block)]
+    if shared and len(shared) == len(finder.blocks):
+        raise ValueError(f"nothing can be replaced:\n{_list(skipped)}")
     if not chosen:
         raise ValueError(_nothing(model, finder, skipped))
-    skipped += [Skipped(block.name, "excluded by the filter") for block in finder.blocks if block not in chosen]
+    rest = (block for block in finder.blocks if block not in chosen and block not in shared)
+    skipped += [Skipped(block.name, "excluded by the filter") for block in rest]
 
     fill = _filler(model, init, chosen, data, samples)
     replaced, specification, edits = [], [], []
