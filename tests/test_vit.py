@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call, stack_module_state, vmap
 
 import fastff
 from fastff.experiments import trainer
 from fastff.experiments.case import Case
 from fastff.experiments.data import Dataset, Part
+from fastff.experiments.ensemble import Ensemble
 from fastff.experiments.settings import Settings
 from fastff.experiments.tables import EXPERIMENTS, TABLE3, VIT
 from fastff.experiments.trainer import Training, build
@@ -72,8 +72,7 @@ def test_attention_is_softmax_of_products():
 
 
 @pytest.mark.parametrize("options", [{}, {"decision": "straight_through"}, {"feedforward": True}])
-@pytest.mark.filterwarnings("error:There is a performance drop")
-def test_stacked_models_train_as_each_would_alone(options):
+def test_an_ensemble_trains_as_each_would_alone(options):
     dense = options.pop("feedforward", False)
     make = partial(fastff.FF, out_features=16, width=8) if dense else partial(tree, **options)
     models = [small(make).double().train() for _ in range(3)]
@@ -83,14 +82,9 @@ def test_stacked_models_train_as_each_would_alone(options):
         extra = 0 if dense else fastff.balance_loss(model) + fastff.hardening_loss(model, "path")
         return F.cross_entropy(output, target) + extra
 
-    parameters, buffers = stack_module_state(models)
-    base = copy.deepcopy(models[0])
-
-    def of_one(parameters, buffers, x, y):
-        return loss(base, functional_call(base, (parameters, buffers), (x,)), y)
-
-    losses = vmap(of_one, randomness="different")(parameters, buffers, x, y)
-    grads = torch.autograd.grad(losses.sum(), list(parameters.values()))
+    ensemble = Ensemble(models, large=True)
+    losses = ensemble.losses(loss, x, y)
+    grads = torch.autograd.grad(losses.sum(), list(ensemble.trained.values()))
     for i, model in enumerate(models):
         alone = loss(model, model(x[i]), y[i])
         torch.testing.assert_close(losses[i], alone)
@@ -99,12 +93,12 @@ def test_stacked_models_train_as_each_would_alone(options):
             torch.testing.assert_close(grad[i], parameter.grad, msg=name)
 
 
-def test_stacked_models_drop_different_inputs():
-    models = [small(dropout=0.5).train()] * 2
-    parameters, buffers = stack_module_state(models)
+def test_members_drop_different_inputs():
+    ensemble = Ensemble([small(dropout=0.5)] * 2, large=True)
     x = images(1, 4).expand(2, -1, -1, -1, -1)
-    run = vmap(lambda p, b, x: functional_call(models[0], (p, b), (x,)), randomness="different")
-    first, second = run(parameters, buffers, x)
+    outputs = []
+    ensemble.losses(lambda model, output, target: outputs.append(output) or output.sum(), x, torch.zeros(2))
+    first, second = outputs
     assert not torch.isclose(first, second).any()
 
 

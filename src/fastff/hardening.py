@@ -89,11 +89,9 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
             losses.append(layer.num_leaves * (share * ops.mixture(logits).mean(0)).sum())
         else:
             # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
-            reach = log_reach(logits)  # (batch, nodes)
-            right = torch.logsumexp(reach + F.logsigmoid(logits), 0)  # (nodes,)
-            left = torch.logsumexp(reach + F.logsigmoid(-logits), 0)
-            uneven = torch.logaddexp(right, left) - (right + left) / 2  # -(log a + log(1 - a)) / 2
-            losses.append(sum((uneven[heap.level(m)].mean() for m in range(layer.depth)), logits.new_zeros(())))
+            sides = torch.logsumexp(log_flow(logits), 0)  # (nodes, 2)
+            uneven = torch.logsumexp(sides, -1) - sides.mean(-1)  # -(log a + log(1 - a)) / 2
+            losses.append(sum((part.mean() for part in uneven.split(_sizes(layer.depth))), logits.new_zeros(())))
     return torch.stack(losses).sum()
 
 
@@ -113,14 +111,27 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
     return F.softplus(-a) + a * torch.sigmoid(-a)
 
 
+def log_flow(logits: Tensor) -> Tensor:
+    """The logarithm of the probability that a sample reaches a node and goes left or right: (batch, nodes, 2)."""
+    branch, depth = F.logsigmoid(torch.stack([-logits, logits], -1)), heap.depth_of(logits.shape[-1] + 1)
+    if not depth:
+        return branch
+    # Split, not sliced: the derivative of slices would fill and add a tensor of the full size for each.
+    levels = list(branch.split(_sizes(depth), 1))
+    for m in range(1, depth):
+        levels[m] = levels[m - 1].flatten(-2).unsqueeze(-1) + levels[m]
+    return torch.cat(levels, 1)
+
+
+def _sizes(depth: int) -> list[int]:
+    """The number of nodes in each level."""
+    return [2**m for m in range(depth)]
+
+
 def log_reach(logits: Tensor) -> Tensor:
     """The logarithm of the probability that a sample reaches a node: (batch, nodes)."""
-    depth = heap.depth_of(logits.shape[-1] + 1)
-    log_branch = F.logsigmoid(torch.stack([-logits, logits], -1))  # (batch, nodes, 2)
-    levels = [logits.new_zeros(logits.shape[0], 1)]
-    for m in range(depth - 1):
-        levels.append((levels[-1].unsqueeze(-1) + log_branch[:, heap.level(m)]).flatten(-2))
-    return torch.cat(levels, -1)[:, : logits.shape[-1]]  # depth 0 has no node, not even a root
+    # The flow out of a node, left or right, is what reaches its children, and nodes follow each other in that order.
+    return torch.cat([torch.zeros_like(logits[:, :1]), log_flow(logits).flatten(-2)[:, : logits.shape[-1] - 1]], -1)
 
 
 def last_forward(model: nn.Module, differentiable: bool = True) -> Iterator[tuple[str, FFF, Tensor]]:

@@ -21,7 +21,7 @@ from ..bench import rows as store
 from ..bench.case import DEVICES, DTYPES, Case
 from ..plan import plan as make_plan
 from . import reproduce, tables
-from .flags import a_device, among, bad_flags, microseconds, numbers, one, words
+from .flags import Commit, a_device, among, bad_flags, microseconds, numbers, one, words
 
 ALL_MODELS = ",".join(core.MODELS)
 errors = Console(stderr=True)
@@ -53,7 +53,6 @@ Budget = Annotated[float, typer.Option("--budget", help="seconds of timing per c
 Samples = Annotated[int, typer.Option("--samples", help="per model, if the budget allows", min=5)]
 Output = Annotated[Path | None, typer.Option("--output", help="append the rows to this CSV file")]
 Resume = Annotated[bool, typer.Option("--resume", help="skip cases that --output has from the same commit")]
-Commit = Annotated[str, typer.Option("--commit", help="for the rows; default: that of the checkout")]
 TF32 = Annotated[bool, typer.Option("--tf32", help="let torch use TF32 in float32 products on a GPU")]
 Activation = Annotated[str, typer.Option("--activation", help=f"one of {', '.join([*PLAIN, *GATED])}")]
 NodeWidth = Annotated[int, typer.Option("--node-width", help="neurons of a node", min=1)]

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 import torch
 import typer
 
 from ..bench.case import DEVICES
+
+Commit = Annotated[str, typer.Option("--commit", help="for the rows; default: that of the checkout")]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ..experiments import engine as engines
 from ..experiments import summary
 from ..experiments.case import Case, Result
 from ..experiments.store import Store, about
-from .flags import a_device, bad_flags, numbers, one, words
+from .flags import Commit, a_device, bad_flags, numbers, one, words
 
 RECIPES = "paper,fastff"
 KINDS = (".svg", ".png", ".pdf")
@@ -54,6 +54,7 @@ def reproduce(
     ensemble: Annotated[int, typer.Option(help="seeds that train at once", min=1)] = 10,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is stored and what would be trained")] = False,
     output: Annotated[Path | None, typer.Option(help="the figure of regions; default: regions.svg")] = None,
+    commit: Commit = "",
 ) -> None:
     """Train an experiment of the paper and print the results beside the paper's.
 
@@ -95,7 +96,7 @@ def reproduce(
         failed = False
         try:
             results = engines.run(
-                cases, opened, device=place, root=data, about=about(place), engine=engine, ensemble=ensemble
+                cases, opened, device=place, root=data, about=about(place, commit), engine=engine, ensemble=ensemble
             )
         except engines.SomeFailed as error:
             results, failed = error.results, True

@@ -1,7 +1,8 @@
 """Models of one shape trained at once: their parameters are stacked, and one step moves them all.
 
 Ten small layers cost about as much as one, since a step of a small layer is mostly the wait for its many small
-operations. On a GPU the step is recorded once as a CUDA graph and replayed.
+operations. Large models follow each other within the step: one fills the device, and keeps its fast kernels, which have
+no form for stacked weights. On a GPU the step is recorded once as a CUDA graph and replayed.
 """
 
 import copy
@@ -19,9 +20,11 @@ class Ensemble:
     """Stacked models: parameters and buffers (members, ...) by name.
 
     Those parameters that train are views of one matrix `flat` (members, numbers), so that an optimiser sees one tensor.
+    large: run the models one after the other.
     """
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
+    def __init__(self, models: Sequence[nn.Module], *, large: bool = False) -> None:
+        self.large = large
         self.parameters, self.buffers = stack_module_state(list(models))
         names = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
         sizes = [self.parameters[name][0].numel() for name in names]
@@ -42,7 +45,13 @@ class Ensemble:
             # What a layer remembers of its forward is of this member alone, and gone after vmap.
             return loss(self.model, functional_call(self.model, (parameters, buffers), (x,)), y)
 
-        return vmap(of_one, randomness="different")(self.parameters, self.buffers, x, y)
+        if not self.large:
+            return vmap(of_one, randomness="different")(self.parameters, self.buffers, x, y)
+        names, stacked = zip(*(self.parameters | self.buffers).items(), strict=True)
+        members = zip(*(tensor.unbind() for tensor in stacked), strict=True)
+        return torch.stack(
+            [of_one(dict(zip(names, m, strict=True)), {}, *xy) for m, *xy in zip(members, x, y, strict=True)]
+        )
 
     @torch.no_grad()
     def member(self, i: int, state: dict[str, Tensor] | None = None) -> nn.Module:

@@ -44,9 +44,9 @@ class Record(NamedTuple):
     about: dict[str, str]
 
 
-def about(device: str) -> dict[str, str]:
+def about(device: str, commit: str = "") -> dict[str, str]:
     """Where, when and how this process makes results."""
-    known = bench.about(device, bench.command_line(), bench.checkout()) | {"device": device}
+    known = bench.about(device, bench.command_line(), commit or bench.checkout()) | {"device": device}
     return {name: str(known[name]) for name in ABOUT}
 
 

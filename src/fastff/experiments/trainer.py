@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,14 @@ def train(
     """
     if len({case.group for case in cases}) != 1:
         raise ValueError("cases that train together must differ in the seed alone.")
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device.startswith("cuda") else []):
+    with ExitStack() as stack:
+        stack.enter_context(
+            torch.random.fork_rng(range(torch.cuda.device_count()) if device.startswith("cuda") else [])
+        )
+        # A transformer's products are in TF32 on a GPU that has it.
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if _is_transformer(cases[0]) else "highest")
+        stack.callback(torch.set_float32_matmul_precision, precision)
         training = Training(cases, torch.device(device), _load(cases[0].dataset, root))
         if checkpoint is not None and checkpoint.exists():
             training.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True))
@@ -111,8 +119,8 @@ class Training:
         self.cases, self.device = cases, device
         self.settings = settings = Settings(**dict(cases[0].settings))
         self.seeds = [case.seed for case in cases]
-        self.x, self.y = _prepare(dataset.train, dataset, settings, device, cases[0].model)
-        self.test = _prepare(dataset.test, dataset, settings, device, cases[0].model)
+        self.x, self.y = _prepare(dataset.train, dataset, device, cases[0])
+        self.test = _prepare(dataset.test, dataset, device, cases[0])
         if settings.standardise:
             _standardise(self.x, self.test[0])
         orders = [torch.randperm(len(self.x), generator=_generator(seed)) for seed in self.seeds]
@@ -127,7 +135,7 @@ class Training:
         self.most_epochs = math.ceil(settings.steps / self.steps) if settings.steps else settings.epochs
         self.patience = settings.patience or math.ceil(settings.patience_steps / self.steps)
         self.every = max(1, round(EVALUATION_STEPS / self.steps))
-        self.ensemble = Ensemble(models)
+        self.ensemble = Ensemble(models, large=_is_transformer(cases[0]))
         self.optimizer = Optimizer(self.ensemble, settings.optimizer, weight_decay=settings.weight_decay)
         self.rates = [settings.rate] * len(cases)
         self.recipe = _recipe(self.ensemble.model, settings, self.most_epochs)
@@ -394,6 +402,10 @@ def build(case: Case, shape: tuple[int, ...], classes: int) -> nn.Module:
     raise ValueError(f"unknown model {case.model!r}; choose from FF, MoE, FFF, ViT-FF, ViT-FFF.")
 
 
+def _is_transformer(case: Case) -> bool:
+    return case.model.startswith("ViT")
+
+
 def _block(case: Case, dim: int) -> nn.Module:
     """A feedforward block of a transformer."""
     if case.model == "ViT-FF":
@@ -418,12 +430,10 @@ def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
     )
 
 
-def _prepare(
-    part: data.Part, dataset: data.Dataset, settings: Settings, device: torch.device, model: str
-) -> tuple[Tensor, Tensor]:
+def _prepare(part: data.Part, dataset: data.Dataset, device: torch.device, case: Case) -> tuple[Tensor, Tensor]:
     """Inputs in [0, 1], flattened unless the model or the augmentation needs images."""
     x = part.x.to(device).float() / dataset.largest
-    return x if model.startswith("ViT") else x.flatten(1), part.y.to(device)
+    return x if _is_transformer(case) else x.flatten(1), part.y.to(device)
 
 
 def _standardise(x: Tensor, test: Tensor) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..checks import check_int, check_probability
 
@@ -81,9 +80,7 @@ class Layer(nn.Module):
     def _attend(self, x: Tensor) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (batch, tokens, 3, heads, dim / heads)
         q, k, v = heads.transpose(-2, -4).unbind(-3)  # (batch, heads, tokens, dim / heads)
-        # The kernel that is left out is slower for so few tokens, and torch.func.vmap runs it model by model on a CPU.
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            y = F.scaled_dot_product_attention(q, k, v)
+        y = F.scaled_dot_product_attention(q, k, v)
         joined: Tensor = self.join(y.transpose(-2, -3).flatten(-2))
         return joined
 
