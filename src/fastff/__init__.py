@@ -10,7 +10,7 @@ from .initialize import initialize_tree_, rebalance_
 from .layer import FFF
 from .recipe import Recipe
 from .regions import Usage, usage
-from .surgery import Report, apply_, distill_, replace_
+from .surgery import Report, apply_, distill_, load_, replace_, save
 
 __version__ = "0.1.0"
 
@@ -35,10 +35,12 @@ __all__ = [
     "hardening_loss",
     "importance_loss",
     "initialize_tree_",
+    "load_",
     "load_loss",
     "optim",
     "rebalance_",
     "replace_",
+    "save",
     "set_temperature_",
     "usage",
 ]

@@ -6,6 +6,8 @@
 A callback can make a Recipe and step it, but the Trainer asks its own methods for the loss and for what is logged. So
 there are two parts: the callback, and a mixin for any Trainer class; FFFTrainer is the plain Trainer with the mixin.
 
+Saving and loading such models is in pretrained.py.
+
 The number of steps done, which is all the state that a Recipe has, is in every checkpoint of a Trainer.
 """
 
@@ -15,6 +17,9 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from . import Companion
+from .pretrained import from_pretrained, save_pretrained
+
+__all__ = ["FFFCallback", "FFFTrainer", "FFFTrainerMixin", "from_pretrained", "save_pretrained"]
 
 REMEDY = (
     "Train with FFFTrainer, or with your own class as class MyTrainer(FFFTrainerMixin, Trainer); a compute_loss that "

@@ -1,12 +1,14 @@
 """From the model you have to one with FFF layers: find its feedforward blocks, verify them, replace them.
 
 find.py and trace.py find and verify, blocks.py says what a block is, carry.py and leaves.py carry weights over,
-replace.py changes the model, distill.py trains it further, report.py tells what was done.
+replace.py changes the model, distill.py trains it further, report.py tells what was done, specification.py and
+checkpoint.py write it down and check it when it is read.
 """
 
 from .blocks import Block
+from .checkpoint import load_, save
 from .distill import Distilled, distill_
 from .replace import apply_, replace_
 from .report import Report
 
-__all__ = ["Block", "Distilled", "Report", "apply_", "distill_", "replace_"]
+__all__ = ["Block", "Distilled", "Report", "apply_", "distill_", "load_", "replace_", "save"]

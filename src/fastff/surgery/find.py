@@ -15,6 +15,7 @@ from ..activations import PLAIN, Activation, function
 from ..baselines import FF
 from ..layer import FFF
 from .blocks import Block, Function, Linear, Weights, form_of, gated_name, read_linear, readings, recognise
+from .specification import is_activation_name
 from .trace import Call, probe, required, run, run_example
 
 
@@ -351,7 +352,7 @@ class Finder:
             join(self.paths[m], name): value
             for m in dict.fromkeys(modules)
             for name, value in vars(m).items()
-            if ("act" in name or "nonlin" in name) and callable(value) and not isinstance(value, type)
+            if is_activation_name(name) and callable(value) and not isinstance(value, type)
         }
 
     def _run(self, scope: nn.Module, x: Tensor, *, training: bool) -> tuple[Any, list[Call]]:

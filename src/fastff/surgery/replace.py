@@ -4,6 +4,7 @@ Everything is found, verified, built and initialised first; the model changes in
 written down as a specification, one dict a block, from which apply_ does the same to a fresh model.
 """
 
+import copy
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -13,20 +14,16 @@ import torch
 from torch import nn
 
 from ..activations import Activation, identity
-from ..checks import check_int
+from ..checks import check_int, check_probability
 from ..layer import FFF
-from .blocks import FORMS, Block, read_linear
+from .blocks import FORMS, Block
 from .carry import INITS, Init, from_data_
 from .distill import inputs_of
 from .find import Finder, call_name
 from .report import Replaced, Report, Skipped
+from .specification import MEMORY, SIZES, Specification, check_fit, check_specification, part_at
 
 Filter = str | Iterable[str] | Callable[[str, Block], bool]
-Specification = list[dict[str, Any]]
-
-_SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width")
-_KEYS = {"name", "form", *_SIZES, "width", "activation", "bias", "dropout", "transposition", "decision"}
-_KEYS |= {"linears", "identity", "dropout_after"}
 
 
 def replace_(
@@ -68,6 +65,8 @@ def replace_(
     check_model(model)
     depth = check_int("depth", depth, 0)
     leaf_width = None if leaf_width is None else check_int("leaf_width", leaf_width, 1)
+    node_width = check_int("node_width", node_width, 1)
+    check_probability("transposition", transposition)
     if isinstance(init, str) and init not in (*INITS, "data"):
         names = ", ".join((*INITS, "data"))
         raise ValueError(f"init must be one of {names}, or a function of (block, layer); got {init!r}.")
@@ -100,7 +99,7 @@ def replace_(
         replaced.append(Replaced(block.name, block.form, *sizes, call_name(block.activation), how))
 
     before = _parameters(model)
-    _commit(edits)
+    commit([*edits, _remember(model, specification)])
     dense, fast = sum(b.width for b in chosen), sum(depth * node_width + r.leaf_width for r in replaced)
     kept = {block.name: block for block in chosen}
     return Report(replaced, skipped, before, _parameters(model), dense, fast, specification, kept)
@@ -123,14 +122,17 @@ def apply_(model: nn.Module, specification: Specification) -> None:
     Their weights are random: load the state dict of the other model afterwards, which fits strictly. The model may be
     on the meta device. An error leaves it as it was.
     """
+    commit(plan(model, specification))
+
+
+def plan(model: nn.Module, specification: Specification) -> list["Edit"]:
+    """What apply_ changes, all checked and built."""
     check_model(model)
-    if not isinstance(specification, list) or not all(isinstance(entry, dict) for entry in specification):
-        raise TypeError("a specification is a list of dicts; pass the report.specification of replace_.")
-    edits: list[Edit] = []
+    check_specification(specification)
     for entry in specification:
-        _check_entry(model, entry)
-        edits += _edits(model, entry, _build(model, entry))
-    _commit(edits)
+        check_fit(model, entry)
+    edits = [edit for entry in specification for edit in _edits(model, entry, _build(model, entry))]
+    return [*edits, _remember(model, specification)]
 
 
 def check_model(model: nn.Module) -> None:
@@ -159,16 +161,23 @@ class Edit(NamedTuple):
     value: Any
 
 
-def _commit(edits: list[Edit]) -> None:
-    done: list[Edit] = []
+def commit(edits: list[Edit]) -> list[Edit]:
+    """Make the changes, all of them or none; returns those that take them back."""
+    undo: list[Edit] = []
     try:
         for edit in edits:
-            done.append(edit._replace(value=getattr(edit.owner, edit.name)))
+            undo.insert(0, edit._replace(value=getattr(edit.owner, edit.name, None)))
             setattr(*edit)
     except BaseException:
-        for edit in reversed(done):
+        for edit in undo:
             setattr(*edit)
         raise
+    return undo
+
+
+def _remember(model: nn.Module, specification: Specification) -> Edit:
+    """What was done to a model stays with it, after what was done before."""
+    return Edit(model, MEMORY, [*(getattr(model, MEMORY, None) or []), *copy.deepcopy(specification)])
 
 
 def _edits(model: nn.Module, entry: Mapping[str, Any], layer: FFF) -> list[Edit]:
@@ -214,7 +223,7 @@ def _entry(
         "activation": block.activation if isinstance(block.activation, str) else {"at": block.activation_at},
         "bias": block.bias,
         "dropout": block.dropout,
-        "transposition": transposition,
+        "transposition": float(transposition),
         "decision": decision,
         "linears": list(block.linears),
         "identity": list(block.identity),
@@ -228,35 +237,10 @@ def _build(model: nn.Module, entry: Mapping[str, Any]) -> FFF:
     weight = next(old.parameters())
     activation: Activation = entry["activation"]
     if isinstance(activation, Mapping):
-        owner, name = _slot(model, activation["at"])
-        activation = getattr(owner, name)
-    options = {key: entry[key] for key in ("bias", "dropout", "transposition", "decision", *_SIZES)}
+        activation = part_at(model, activation["at"], entry["name"])
+    options = {key: entry[key] for key in ("bias", "dropout", "transposition", "decision", *SIZES)}
     layer = FFF(**options, activation=activation, device=weight.device, dtype=weight.dtype)
     return layer.train(old.training)
-
-
-def _check_entry(model: nn.Module, entry: Mapping[str, Any]) -> None:
-    """Raise unless an entry of a specification is one, and the model has what it speaks of."""
-    wrong = set(entry) ^ _KEYS
-    if wrong or entry["form"] not in FORMS:
-        raise ValueError(
-            f"this is not an entry of a specification by replace_: {', '.join(sorted(wrong)) or entry['form']}."
-        )
-    name, activation = entry["name"], entry["activation"]
-    paths = [name, *entry["linears"], *entry["identity"], entry["dropout_after"] or name]
-    paths += [activation["at"]] if isinstance(activation, Mapping) else []
-    for path in paths:
-        parent, _, attribute = path.rpartition(".")
-        try:
-            getattr(model.get_submodule(parent), attribute)
-        except AttributeError:
-            raise ValueError(f"the specification replaces {name!r}, but this model has no {path!r}.") from None
-    linears = [read_linear(model.get_submodule(path)) for path in entry["linears"]]
-    found = [None if linear is None else (linear.in_features, linear.out_features) for linear in linears]
-    inner = (entry["in_features"], entry["width"] * (2 if entry["form"] == "packed" else 1))
-    expected = [inner] * (len(found) - 1) + [(entry["width"], entry["out_features"])]
-    if found != expected:
-        raise ValueError(f"the specification replaces linear layers of {expected} at {name!r}; this model has {found}.")
 
 
 def _leaf_width(block: Block, depth: int, leaf_width: int | None) -> int:

@@ -1,0 +1,566 @@
+"""Save and load operated models: bit-equal round trips, and files that somebody else wrote."""
+
+import copy
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fastff
+from fastff.surgery import checkpoint
+from fastff.surgery.specification import remembered
+
+transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+from fastff.integrations.transformers import from_pretrained, save_pretrained  # noqa: E402
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50, "pad_token_id": 0}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 40}
+WIDTH = {"intermediate_size": 48}
+GPT2 = {"vocab_size": 50, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1}
+T5 = {"vocab_size": 50, "d_model": 16, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+MODELS = {
+    "bert": ("BertForSequenceClassification", SIZES | WIDTH),
+    "gpt2": ("GPT2LMHeadModel", GPT2 | {"eos_token_id": 2}),
+    "llama": ("LlamaForCausalLM", SIZES | WIDTH),
+    "t5": ("T5ForConditionalGeneration", T5 | {"decoder_start_token_id": 0}),
+    "modernbert": ("ModernBertForMaskedLM", SIZES | WIDTH | {"cls_token_id": 1, "sep_token_id": 2}),
+    "opt": ("OPTForCausalLM", SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 16}),
+    "clip": ("CLIPTextModel", SIZES | WIDTH),  # its activation has no name: {"at": ...}
+}
+TOKENS = torch.arange(3, 15).view(2, 6)
+VECTORS = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+
+
+def make(family, dtype=torch.float32, seed=0):
+    name, options = MODELS[family]
+    kind = getattr(transformers, name)
+    torch.manual_seed(seed)
+    return kind._from_config(kind.config_class(**options), dtype=dtype)
+
+
+def operated(family, dtype=torch.float32):
+    """A model with FFF layers whose trees and temperatures are not those of a fresh one."""
+    model = make(family, dtype)
+    fastff.replace_(model, depth=2)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, fastff.FFF):
+                layer.node_weight.normal_()
+                layer.temperature = 3.0
+    return model.eval()
+
+
+def encoder(layers=2, **options):
+    layer = nn.TransformerEncoderLayer(16, 2, 48, batch_first=True, **options)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+def outputs(model):
+    options = {"decoder_input_ids": TOKENS} if "T5" in type(model).__name__ else {}
+    with torch.no_grad():
+        return model(input_ids=TOKENS, **options)[0]
+
+
+def assert_same(model, other):
+    """The state dicts, and the buffers that are not in them, bit for bit."""
+    ours = model.state_dict() | dict(model.named_buffers())
+    theirs = other.state_dict() | dict(other.named_buffers())
+    assert list(ours) == list(theirs)
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("family", MODELS)
+def test_round_trip(family, dtype, tmp_path):
+    model = operated(family, dtype)
+    save_pretrained(model, tmp_path)
+    state = torch.get_rng_state()
+    loaded = from_pretrained(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    assert loaded.dtype == loaded.config.dtype == dtype
+    assert_same(model, loaded)
+    assert torch.equal(outputs(loaded), outputs(model))
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+    # What is loaded is remembered, and may be saved again, over what it came from.
+    save_pretrained(loaded, tmp_path)
+    assert_same(from_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_round_trip_of_any_module(dtype, tmp_path):
+    """fastff.save and load_, on an encoder of torch.nn whose fused path must stay off. The dtype is the file's."""
+    model = encoder(activation="gelu").to(dtype).eval()
+    fastff.replace_(model, depth=2, node_width=3)
+    fastff.save(model, tmp_path)
+    fresh = encoder(activation="gelu").eval()
+    fastff.load_(fresh, str(tmp_path))
+    assert_same(fresh, model)
+    x = VECTORS.to(dtype)
+    with torch.no_grad():
+        assert torch.equal(fresh(x), model(x))
+    assert remembered(fresh) == remembered(model)
+    with pytest.raises(ValueError, match="this model has"):
+        fastff.load_(fresh, tmp_path)  # it is operated on already
+
+
+def test_a_fresh_process_loads_it(tmp_path):
+    model = operated("llama")
+    save_pretrained(model, tmp_path)
+    torch.save(outputs(model), tmp_path / "outputs.pt")
+    code = (
+        "import sys, torch; from fastff.integrations.transformers import from_pretrained\n"
+        "y = from_pretrained(sys.argv[1])(torch.arange(3, 15).view(2, 6)).logits\n"
+        "assert torch.equal(y, torch.load(sys.argv[1] + '/outputs.pt')), 'not equal'"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("model_class", ["GPT2LMHeadModel", "AutoModelForCausalLM", None])
+def test_tied_weights_stay_tied_and_train(model_class, tmp_path):
+    model = operated("gpt2")
+    model.generation_config.top_k = 7
+    save_pretrained(model, tmp_path)
+    with checkpoint.open_weights(tmp_path, json.loads((tmp_path / "config.json").read_text())["fastff"]) as weights:
+        assert "transformer.wte.weight" in weights.header
+        assert "lm_head.weight" not in weights.header
+    loaded = from_pretrained(tmp_path, model_class and getattr(transformers, model_class))
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    assert loaded.generation_config.top_k == 7
+    before = copy.deepcopy(loaded.state_dict())
+    optimizer = torch.optim.SGD(loaded.parameters(), lr=0.1)
+    loaded.train()(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    assert all(p.requires_grad and p.grad is not None for p in loaded.parameters())
+    optimizer.step()
+    assert not torch.equal(loaded.lm_head.weight, before["lm_head.weight"])
+    # The file is not what the model trains in.
+    assert torch.equal(from_pretrained(tmp_path).lm_head.weight, before["lm_head.weight"])
+
+
+def test_untied_against_the_config_is_refused_when_saving(tmp_path):
+    model = operated("gpt2")
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    with pytest.raises(ValueError, match=r"(?s)would not load again.*lm_head.weight is not in the model, or tied"):
+        save_pretrained(model, tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+    model.config.tie_word_embeddings = False
+    save_pretrained(model, tmp_path / "it")
+    assert_same(from_pretrained(tmp_path / "it"), model)
+
+
+def test_transposed_tensors_and_views(tmp_path):
+    """A file has neither; the values come back, and what a fresh model does not tie is not tied."""
+    model = encoder()
+    fastff.replace_(model, depth=1)
+    whole = torch.randn(2, 16)
+    with torch.no_grad():
+        first, second = model.layers[0].norm1, model.layers[1].norm1
+        first.weight, second.weight = nn.Parameter(whole[0]), nn.Parameter(whole[1])
+        first.bias.data = second.weight.data[:]  # one memory, two parameters
+        model.layers[0].self_attn.in_proj_weight.data = torch.randn(16, 48).T
+    fastff.save(model, tmp_path)
+    fresh = encoder()
+    fastff.load_(fresh, tmp_path)
+    assert_same(fresh, model)
+    with torch.no_grad():
+        fresh.layers[0].norm1.bias += 1
+    assert torch.equal(fresh.layers[1].norm1.weight, whole[1])
+
+
+def test_several_surgeries_add_up(tmp_path):
+    """Of the model and of a part of it, with a copy in between, and with what was changed on the layers since."""
+    model = make("bert")
+    fastff.replace_(model, depth=2, filter="*.0.*")
+    model = copy.deepcopy(model)
+    report = fastff.replace_(model.bert.encoder, depth=1, leaf_width=5, transposition=0.1)
+    report.specification[0]["depth"] = 7  # the model keeps its own record
+    layer = model.bert.encoder.layer[1].intermediate.dense
+    layer.decision, layer.dropout = "straight_through", 0.25
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert_same(loaded, model)
+    other = loaded.bert.encoder.layer[1].intermediate.dense
+    assert (other.depth, other.leaf_width, other.transposition) == (1, 5, 0.1)
+    assert (other.decision, other.dropout) == ("straight_through", 0.25)
+    assert [e["depth"] for e in remembered(loaded)] == [2, 1]
+    fastff.save(nn.Sequential(model), tmp_path / "wrapped")
+    fresh = nn.Sequential(make("bert", seed=1))
+    fastff.load_(fresh, tmp_path / "wrapped")
+    assert_same(fresh[0], model)
+
+
+def test_what_cannot_be_saved(tmp_path):
+    there = tmp_path / "it"
+    with pytest.raises(ValueError, match=r"has had no surgery.*model.save_pretrained"):
+        save_pretrained(make("bert"), there)
+    with pytest.raises(ValueError, match="has had no surgery"):
+        fastff.save(nn.Linear(2, 2), there)
+    with pytest.raises(TypeError, match=r"expected a PreTrainedModel; got TransformerEncoder. .*fastff.save"):
+        save_pretrained(encoder(), there)
+
+    by_hand = operated("bert")
+    by_hand.classifier = nn.Linear(16, 7)
+    with pytest.raises(ValueError, match=r"(?s)would not load again.*classifier.weight has the shape \(7, 16\)"):
+        save_pretrained(by_hand, there)
+    gone = operated("bert")
+    gone.bert.encoder.layer[0].intermediate.dense = nn.Linear(16, 16)
+    with pytest.raises(ValueError, match=r"layer.0.intermediate.dense was replaced by an FFF of depth 2"):
+        save_pretrained(gone, there)
+    with pytest.raises(ValueError, match=r"cannot save .*: on the meta device"):
+        save_pretrained(operated("bert").to("meta"), there)
+    assert not there.exists()
+
+    make("bert").save_pretrained(there)
+    with pytest.raises(FileExistsError, match=r"weights of another model: model.safetensors"):
+        save_pretrained(operated("bert"), there)
+
+
+def test_transformers_own_from_pretrained_is_an_error(tmp_path):
+    """It would draw the dense blocks at random; it finds no file that it reads instead."""
+    save_pretrained(operated("bert"), tmp_path)
+    for kind in (transformers.BertForSequenceClassification, transformers.AutoModel):
+        with pytest.raises(OSError, match=r"no file named model.safetensors"):
+            kind.from_pretrained(tmp_path)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).fastff["version"] == 1
+
+
+class GPT2LMHeadModel(transformers.GPT2LMHeadModel):
+    """A class of one's own, under a name that transformers has too."""
+
+
+def test_a_class_of_ones_own(tmp_path):
+    model = GPT2LMHeadModel(transformers.GPT2Config(**GPT2, eos_token_id=2))
+    fastff.replace_(model, depth=1)
+    save_pretrained(model, tmp_path)
+    with pytest.raises(ValueError, match=r"names \['.*GPT2LMHeadModel'\] as architectures.* Pass the class"):
+        from_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path, GPT2LMHeadModel)
+    assert type(loaded) is GPT2LMHeadModel
+    assert_same(loaded, model)
+    with pytest.raises(ValueError, match=r"this model has no 'transformer.h.0.mlp"):
+        from_pretrained(tmp_path, transformers.AutoModel)  # without the head all names are others
+
+
+def test_a_tokenizer_saves_itself_beside(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
+    model = operated("bert")
+    save_pretrained(model, tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    save_pretrained(model, tmp_path)
+    assert_same(from_pretrained(tmp_path), model)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)("b").input_ids == [1]
+
+
+@pytest.mark.parametrize("renamed", [None, 0, 1, 2])
+def test_a_save_that_fails_leaves_the_old_one(renamed, tmp_path, monkeypatch):
+    """While it writes, or at any of the three renamings: then either all of the old save loads or the load is refused;
+    a mixture is not loaded."""
+    old, new = operated("gpt2"), make("gpt2", seed=5)
+    fastff.replace_(new, depth=2)
+    save_pretrained(old, tmp_path)
+    calls = []
+
+    def replace(*paths, real=os.replace):
+        calls.append(paths)
+        if len(calls) > renamed:
+            raise OSError("power cut")
+        real(*paths)
+
+    def write(*args, **options):
+        raise OSError("disk full")
+
+    if renamed is None:
+        monkeypatch.setattr(safetensors_torch, "save_file", write)
+    else:
+        monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match=r"disk full|power cut"):
+        save_pretrained(new, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "fastff.safetensors", "generation_config.json"]
+    if not renamed:
+        assert_same(from_pretrained(tmp_path), old)
+    else:
+        with pytest.raises(ValueError, match="not of the same save"):
+            from_pretrained(tmp_path)
+
+
+# Files that somebody else wrote. Each case changes what was saved, and says what must be told.
+
+
+def reweigh(change):
+    """The weights, changed, with the token that they had."""
+
+    def edit(folder, config):
+        path = folder / "fastff.safetensors"
+        tensors = safetensors_torch.load_file(path)
+        change(tensors)
+        token = config["fastff"]["token"] if isinstance(config.get("fastff"), dict) else ""
+        safetensors_torch.save_file(tensors, path, metadata={"fastff": token})
+
+    return edit
+
+
+def note(**values):
+    return lambda folder, config: config["fastff"].update(values)
+
+
+def entry(**values):
+    return lambda folder, config: config["fastff"]["specification"][0].update(values)
+
+
+def configured(**values):
+    return lambda folder, config: config.update(values)
+
+
+def bytes_of(change):
+    def edit(folder, config):
+        path = folder / "fastff.safetensors"
+        path.write_bytes(change(path.read_bytes()))
+
+    return edit
+
+
+class Trap:
+    """What a pickle can do."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("sprung",))
+
+
+def only_pickle(folder, config):
+    (folder / "fastff.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+
+
+def twice(folder, config):
+    config["fastff"]["specification"].append(config["fastff"]["specification"][0])
+
+
+FC1 = "bert.encoder.layer.0.intermediate.dense"
+ACT = "bert.encoder.layer.0.intermediate.intermediate_act_fn"
+FC2 = "bert.encoder.layer.0.output.dense"
+HOSTILE = {
+    "a pickle under our name": (bytes_of(lambda b: pickle.dumps(Trap())), "not a whole safetensors file"),
+    "only a pickle": (only_pickle, r"not there. There is pytorch_model.bin; .* never a pickle"),
+    "truncated": (bytes_of(lambda b: b[:-1]), "not a whole safetensors file"),
+    "truncated header": (bytes_of(lambda b: b[:20]), "not a whole safetensors file"),
+    "empty": (bytes_of(lambda b: b""), "not a whole safetensors file"),
+    "header of 2**60 bytes": (bytes_of(lambda b: struct.pack("<Q", 2**60) + b[8:]), "not a whole safetensors file"),
+    "something behind the end": (bytes_of(lambda b: b + b"x"), "not a whole safetensors file"),
+    "wrong shape": (
+        reweigh(lambda t: t.update({"classifier.weight": torch.ones(16, 2)})),
+        r"classifier.weight has the",
+    ),
+    "wrong shape in an FFF": (
+        reweigh(lambda t: t.update({f"{FC1}.node_bias": torch.ones(4)})),
+        r"node_bias of shape \(3,",
+    ),
+    "wrong dtype": (
+        reweigh(lambda t: t.update({"classifier.bias": torch.ones(2).int()})),
+        "classifier.bias has the dtype",
+    ),
+    "mixed dtypes": (
+        reweigh(lambda t: t.update({f"{FC1}.node_bias": torch.ones(3).double()})),
+        "has parameters of several dtypes: F32, F64",
+    ),
+    "missing tensor": (reweigh(lambda t: t.pop("classifier.bias")), "classifier.bias is missing"),
+    "missing leaf": (
+        reweigh(lambda t: t.pop(f"{FC1}.leaf_in_bias")),
+        r"leaf_in_bias of shape \(4, 12\); the file has none",
+    ),
+    "additional tensor": (reweigh(lambda t: t.update(more=torch.ones(1))), "more is not in the model"),
+    "no surgery": (lambda folder, config: config.pop("fastff"), "has no surgery in it"),
+    "surgery that is no dict": (configured(fastff=[1]), "has no note of a surgery"),
+    "unknown version": (note(version=2), "format version 2; this is fastff for version 1"),
+    "version of another type": (note(version=True), "format version True"),
+    "unknown key": (note(run="rm"), "note of a surgery that fastff did not write: .*run"),
+    "token of another save": (note(token="0"), "not of the same save"),
+    "specification that is no list": (note(specification={"a": 1}), "a list of dicts"),
+    "specification of strings": (note(specification=["a"]), "a list of dicts"),
+    "empty specification": (note(specification=[]), "replaces nothing"),
+    "unknown key in an entry": (entry(hook="os.system"), "not an entry of a specification by replace_: hook"),
+    "duplicate entry": (twice, "the same block more than once"),
+    "depth 40": (entry(depth=40), r"the specification wants .*node_weight of shape \(1099511627775, 16\)"),
+    "depth 60": (entry(depth=60, leaf_width=2**31), "the specification is wrong at"),
+    "depth 10**9": (entry(depth=10**9), "depth in a specification must be an integer from 0 to 60"),
+    "negative depth": (entry(depth=-1), "depth in a specification must be"),
+    "leaf width 0": (entry(leaf_width=0), "leaf_width in a specification must be"),
+    "another leaf width": (
+        entry(leaf_width=13),
+        r"leaf_in_weight of shape \(4, 13, 16\); the file has the shape \(4, 12, 16\)",
+    ),
+    "float depth": (entry(depth=2.0), "depth in a specification must be an integer"),
+    "text as depth": (entry(depth="2"), "depth in a specification must be an integer"),
+    "true as node width": (entry(node_width=True), "node_width in a specification must be an integer"),
+    "number as bias": (entry(bias=1), "bias in a specification must be true or false"),
+    "dropout 1": (entry(dropout=1.0), r"dropout in a specification must be a number in \[0, 1\)"),
+    "dropout NaN": (entry(dropout=float("nan")), "dropout in a specification must be"),
+    "decision": (entry(decision=["soft"]), "decision in a specification must be a string"),
+    "form": (entry(form="magic"), "form in a specification must be one of plain"),
+    "another form": (entry(form="plain"), "linears in a specification must be inside of"),
+    "name of another type": (entry(name=["a"]), "name in a specification must be a string"),
+    "the model itself": (entry(name=""), "name in a specification must be the name of a module"),
+    "name elsewhere": (entry(name="bert.embeddings"), "linears in a specification must be the module that is replaced"),
+    "dots": (entry(name="..", linears=["..", FC2]), r"wants \.\..*the file has none"),
+    "identity of a method": (entry(identity=["bert.encoder.forward", FC2]), "has no 'bert.encoder.forward'"),
+    "identity of a class": (entry(identity=["bert.__class__", FC2]), "has no 'bert.__class__'"),
+    "identity of a property": (entry(identity=["base_model.embeddings", FC2]), "has no 'base_model.embeddings'"),
+    "identity of embeddings": (entry(identity=["bert.embeddings", FC2]), "'bert.embeddings' is an activation; in this"),
+    "identity of a method with act in its name": (
+        entry(identity=["deactivate", FC2]),
+        "has no 'deactivate'",
+    ),
+    "identity without the last": (entry(identity=[ACT]), "identity in a specification must be paths that end with"),
+    "activation unknown": (entry(activation="os.system"), "activation in a specification must be one of"),
+    "activation gated": (entry(activation="swiglu"), "activation in a specification must be one of"),
+    "activation of a list": (entry(activation=["relu"]), "activation in a specification must be one of"),
+    "activation at a method": (entry(activation={"at": "bert.forward"}), "has no 'bert.forward'"),
+    "activation at a method of act": (entry(activation={"at": "active_adapters"}), "has no 'active_adapters'"),
+    "activation at a linear layer": (entry(activation={"at": "classifier"}), "'classifier' is an activation; in this"),
+    "activation at globals": (
+        entry(activation={"at": "forward.__globals__.act"}),
+        "has no 'forward.__globals__.act'",
+    ),
+    "activation with more": (entry(activation={"at": ACT, "call": "x"}), "activation in a specification must be"),
+    "dropout after the classifier": (
+        entry(dropout_after="classifier"),
+        "dropout_after in a specification must be empty",
+    ),
+    "config with code": (configured(auto_map={"AutoModel": "evil.Model"}), "auto_map = .*fetch code"),
+    "config with code inside": (configured(text_config={"auto_map": {"AutoConfig": "e.C"}}), "auto_map = "),
+    "config with a kernel": (configured(_attn_implementation="evil/kernel"), "_attn_implementation = 'evil/kernel'"),
+    "config with a quantiser": (configured(quantization_config={"quant_method": "x"}), "quantization_config = "),
+    "architecture elsewhere": (configured(architectures=["pipeline"]), "one model class of transformers is expected"),
+    "architecture as a path": (configured(architectures=["os.system"]), "one model class of transformers is expected"),
+    "no architecture": (configured(architectures=None), "one model class of transformers is expected"),
+    "another architecture": (
+        configured(architectures=["GPT2LMHeadModel"]),
+        "that of a 'bert', which GPT2LMHeadModel is",
+    ),
+    "unknown model type": (configured(model_type="evil"), "that of a 'evil'"),
+    "dtype": (configured(dtype="load"), "must have a floating-point dtype; got 'load'"),
+    "larger config": (configured(hidden_size=2**40), "config.json does not make a Bert"),
+    "large vocabulary": (
+        configured(vocab_size=2**40),
+        r"word_embeddings.weight has the shape \(50, 16\), in the model",
+    ),
+    "a billion layers": (configured(num_hidden_layers=10**9), "num_hidden_layers = 1000000000, more than the file has"),
+    "text as a size": (configured(hidden_size="x"), "config.json does not make a Bert"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    save_pretrained(operated("bert"), folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_refused(case, saved, tmp_path, monkeypatch):
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    for name, content in saved.items():
+        (folder / name).write_bytes(content)
+    config = json.loads(saved["config.json"])
+    change, told = HOSTILE[case]
+    change(folder, config)
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=told) as caught:
+        from_pretrained(folder)
+    assert type(caught.value) in (ValueError, TypeError, FileNotFoundError)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "{", '{"fastff": {}, "fastff": {}}', "[" * 100000, "\udcff"])
+def test_a_config_that_is_no_object(text, tmp_path):
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"is not JSON as fastff writes it|must hold a JSON object"):
+        from_pretrained(tmp_path)
+
+
+def test_where_there_is_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a directory.*snapshot_download"):
+        from_pretrained("nowhere")
+    with pytest.raises(FileNotFoundError, match=r"config.json is not there"):
+        from_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"fastff.json is not there"):
+        fastff.load_(encoder(), tmp_path)
+    save_pretrained(operated("bert"), tmp_path)
+    with pytest.raises(TypeError, match="model_class must be a model class of transformers"):
+        from_pretrained(tmp_path, "BertModel")
+
+
+def test_a_refused_load_leaves_the_model_as_it_was(tmp_path):
+    """A file for more layers than the model has, or for fewer."""
+    model = encoder()
+    fastff.replace_(model, depth=2, filter="layers.0.*")
+    fastff.save(model, tmp_path)
+    for fresh, told in (
+        (encoder(3), "layers.2.self_attn.in_proj_weight is missing"),
+        (encoder(1), "layers.1.norm1.weight is not in the model"),
+    ):
+        before, modules = copy.deepcopy(fresh.state_dict()), dict(fresh.named_modules())
+        with pytest.raises(ValueError, match=told):
+            fastff.load_(fresh, tmp_path)
+        assert dict(fresh.named_modules()) == modules
+        assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+        assert remembered(fresh) == []
+        fastff.replace_(fresh, depth=1)  # it is still a model like any other
+
+
+def test_an_error_while_reading_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    model = encoder()
+    fastff.replace_(model, depth=2)
+    fastff.save(model, tmp_path)
+    real = checkpoint.Saved.tensors
+
+    def some(self, fresh):
+        for count, pair in enumerate(real(self, fresh)):
+            if count == 5:
+                raise OSError("disk")
+            yield pair
+
+    monkeypatch.setattr(checkpoint.Saved, "tensors", some)
+    fresh = encoder()
+    before, keys = copy.deepcopy(fresh.state_dict()), list(fresh.state_dict())
+    with pytest.raises(OSError, match="disk"):
+        fastff.load_(fresh, tmp_path)
+    assert list(fresh.state_dict()) == keys
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+
+
+def test_a_config_that_asks_for_large_buffers(tmp_path):
+    """GPT-J computes its positions and does not save them: 2**36 of them are not found out by comparing tensors."""
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4, "n_positions": 40}
+    model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2))
+    fastff.replace_(model, depth=1)
+    save_pretrained(model, tmp_path)
+    assert_same(from_pretrained(tmp_path), model)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"n_positions": 2**36}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"asks for transformer.h.0.attn.embed_positions of \d+ bytes"):
+        from_pretrained(tmp_path)
+
+
+def test_nan_is_a_number_like_any_other(tmp_path):
+    model = operated("bert")
+    with torch.no_grad():
+        model.classifier.bias.fill_(float("nan"))
+    save_pretrained(model, tmp_path)
+    assert from_pretrained(tmp_path).classifier.bias.isnan().all()
