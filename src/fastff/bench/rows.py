@@ -146,7 +146,8 @@ def finished(rows: Iterable[Row]) -> set[tuple[str, ...]]:
 
 
 def command_line() -> str:
-    return " ".join(["fastff", *sys.argv[1:]])
+    """The command that was typed; of absolute paths the last part, for rows are shown to others."""
+    return " ".join(["fastff", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
 
 
 def _text(value: Any) -> str:
