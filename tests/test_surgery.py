@@ -527,6 +527,36 @@ def test_skipped_beside_replaced():
     assert "one expert of a mixture" in str(report)
 
 
+class Layer(nn.Module):
+    """An in-layer block whose activation and dropout may be those of other layers too."""
+
+    def __init__(self, act, drop):
+        super().__init__()
+        self.norm, self.fc1, self.fc2 = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(48, 16)
+        self.act, self.drop = act, drop
+
+    def forward(self, x):
+        return self.norm(x + self.fc2(self.drop(self.act(self.fc1(x)))))
+
+
+def test_layers_that_share_an_activation_and_a_dropout_are_all_replaced():
+    act, drop = nn.GELU(), nn.Dropout(0.25)
+    model = nn.Sequential(Layer(act, drop), Layer(act, drop), nn.Linear(16, 4), act)
+    x = torch.randn(8, 16)
+    before = model.eval()(x)
+    report = fastff.replace_(model, depth=2)
+    assert [r.name for r in report.replaced] == ["0.fc1", "1.fc1"]
+    assert model[3] is act  # where it is not of a block it stays
+    assert [model[i].fc1.dropout for i in range(2)] == [0.25, 0.25]
+    fresh = nn.Sequential(Layer(act, drop), Layer(act, drop), nn.Linear(16, 4), act)
+    fastff.apply_(fresh, report.specification)
+    fresh.load_state_dict(model.state_dict())
+    for m in (model, fresh):
+        for i in range(2):
+            m[i].fc1.dropout = 0.0
+        torch.testing.assert_close(m.train()(x), before)
+
+
 def test_one_module_under_two_names_of_its_parent_is_replaced_once():
     layer = Residual(Mlp())
     model = nn.Sequential(layer, layer)

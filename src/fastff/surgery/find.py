@@ -198,7 +198,7 @@ class Finder:
             if required:
                 raise
             return None
-        actor = [self.paths[m] for m in others]
+        actor = [self._place(m, scope) for m in others]
         if not actor:
             actor = [p for p, f in self._functions([*parents, scope]).items() if recognise(f) == match.activation][:1]
         if len(actor) != 1:
@@ -213,10 +213,10 @@ class Finder:
         if any(m in elsewhere and m.p > 0 for m in drops):
             raise Skip("the dropout on its hidden layer is used elsewhere too")
         own = [m for m in drops if m not in elsewhere]
-        identity = [*actor, *(self.paths[m] for m in own), self.paths[down.module]]
+        identity = [*actor, *(self._place(m, scope) for m in own), self.paths[down.module]]
         split = parents[0] is not parents[1]
         match = match._replace(form="split" if split else "in-layer")
-        self.covered.update([*modules, *others])
+        self.covered.update(modules)
         dropout = self._hidden_dropout(own)
         return self._block(self.paths[up.module], scope, modules, match, dropout, identity=identity)
 
@@ -273,8 +273,10 @@ class Finder:
     ) -> Block:
         at = ""
         if not isinstance(match.activation, str):
-            inside = {self.paths[m]: m for m in scope.modules()} | self._functions(scope.modules())
-            at = next(path for path, value in inside.items() if value is match.activation)
+            if isinstance(match.activation, nn.Module):
+                at = self._place(match.activation, scope)
+            else:
+                at = next(p for p, value in self._functions(scope.modules()).items() if value is match.activation)
         parts = [("up", linears[0]), ("down", linears[-1])] if len(linears) == 2 else []
         if len(linears) == 3:
             first_is_gate = match.weights.gate is self.linears[linears[0]].weight
@@ -295,6 +297,11 @@ class Finder:
             dropout_after="" if after is None else self.paths[after],
             requires_grad=grads,
         )
+
+    def _place(self, module: nn.Module, scope: nn.Module) -> str:
+        """The path of a module by way of one that has it: an activation may be shared between layers."""
+        inside = {id(m) for m in scope.modules()}
+        return next(path for (parent, _), path in self.places[module].items() if parent in inside)
 
     def _check(self, owner: nn.Module, linears: list[nn.Module]) -> None:
         """Skip what cannot be taken out of the model without breaking something else."""
