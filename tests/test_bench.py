@@ -360,7 +360,7 @@ def test_what_is_done_is_known_by_size_and_commit():
 def test_other_files_are_refused(tmp_path):
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="has other columns"):
+    with pytest.raises(ValueError, match="it has other columns"):
         store.append(path, [])
     assert path.read_text() == "a,b\n1,2\n"
 

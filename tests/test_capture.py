@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+import fastff
 from fastff.capture import batches, evaluating, feed, watching
 from helpers import make, two_layers
 
@@ -69,3 +70,11 @@ def test_watching_a_compiled_model():
         compiled(x)
     assert torch.equal(seen[0], x.reshape(6, 5))
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("shape", [(10, 7), (10,), ()])
+def test_data_of_another_width_is_named(shape):
+    layer = fastff.FFF(8, 4, depth=2, leaf_width=2)
+    for call in (fastff.initialize_tree_, fastff.rebalance_, fastff.usage, lambda m, x: fastff.Recipe(m, x, steps=2)):
+        with pytest.raises(ValueError, match=r"in_features=8; data reaches it as"):
+            call(layer, torch.randn(shape))

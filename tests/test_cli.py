@@ -117,10 +117,10 @@ def test_a_wrong_backend_prints_wrong_and_fails(tmp_path, monkeypatch):
         ("bench size --model FF", "--model needs FFF"),
         ("bench size --budget 0", "--budget is a time in seconds and must be positive; got 0"),
         ("bench size --resume", "Add --output"),
-        ("bench size --output {other}", "has other columns"),
+        ("bench size --output {other}", "it has other columns"),
         ("bench table3 --batch 7", "bench table3 has no case of these depths and batches"),
         ("bench plot {empty}", "nothing to draw"),
-        ("bench plot {other}", "has other columns"),
+        ("bench plot {other}", "it has other columns"),
         ("bench plot nothere.csv", "does not exist"),
         ("plan --in 8 --out 8 --width 16 --latency 20", "--latency is a time with its unit, such as 20us"),
         ("plan --in 8 --out 8 --width 16 --format xml", "--format is table or json; got 'xml'"),
@@ -152,7 +152,7 @@ def test_cuda_without_a_gpu_is_refused():
 
 
 def test_the_tables_of_the_paper_are_beside_ours():
-    done = fastff_("bench table3 --backend aten --model FF,FFF --device cpu --budget 0.05 --samples 5")
+    done = fastff_("bench table3 --backend aten --model FF,FFF --device cpu --budget 5 --samples 5")
     assert done.exit_code == 0, done.output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "│"]
     ours = [row for row in rows if len(row) == 5]
@@ -166,7 +166,7 @@ def test_the_tables_of_the_paper_are_beside_ours():
     ]
     assert [row[4] for row in ours] == ["2.44x", "2.80x", "3.29x", "3.39x", "3.47x", "3.93x"]
     assert all(float(row[3].rstrip("x")) > 0 for row in ours)
-    done = fastff_("bench table1 --backend aten --model FF,FFF --depth 1 --device cpu --budget 0.05 --samples 5")
+    done = fastff_("bench table1 --backend aten --model FF,FFF --depth 1 --device cpu --budget 5 --samples 5")
     line = next(line for line in done.stdout.splitlines() if "USPS" in line)
     assert re.search(r"│ +8 │ +[\d.]+x \(1.07x\) │ +- \(1.16x\)", line)
 

@@ -110,7 +110,7 @@ def test_a_file_of_results_is_a_store_again(store, tmp_path):
         assert again.records()[0].about == ABOUT
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", "dataset\nusps\n"])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "a,b\n", "dataset\nusps\n", "", "\x00\x01"])
 def test_another_file_is_not_taken_for_results(store, tmp_path, text):
     file = tmp_path / "other.csv"
     file.write_text(text)

@@ -75,7 +75,11 @@ def watching(found: Mapping[str, FFF], see: Callable[[str, FFF, Tensor], None]) 
     """Within the block, call see(name, layer, inputs) before each forward of these layers; inputs are (batch, in)."""
 
     def hook(layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], name: str) -> None:
-        see(name, layer, (args[0] if args else kwargs["x"]).reshape(-1, layer.in_features))
+        x = args[0] if args else kwargs["x"]
+        if not x.dim() or x.shape[-1] != layer.in_features:
+            at = f"the FFF layer {name!r}" if name else "the FFF layer"
+            raise ValueError(f"{at} has in_features={layer.in_features}; data reaches it as {tuple(x.shape)}.")
+        see(name, layer, x.reshape(-1, layer.in_features))
 
     handles = [
         layer.register_forward_pre_hook(partial(hook, name=name), with_kwargs=True) for name, layer in found.items()

@@ -109,11 +109,14 @@ def read(path: Path) -> list[Row]:
     """The rows of a file, numbers as numbers; none if it is not there."""
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != COLUMNS:
-            raise ValueError(f"{path} has other columns than the rows of fastff bench. Choose another --output.")
-        return [{name: _parse(name, value) for name, value in row.items()} for row in reader]
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames != COLUMNS:
+                raise ValueError("it has other columns")
+            return [{name: _parse(name, value) for name, value in row.items()} for row in reader]
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} is not a file of rows of `fastff bench`: {error}. Choose another.") from None
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:

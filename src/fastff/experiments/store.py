@@ -149,9 +149,14 @@ class Store:
         """Store the results of a CSV file that `export` wrote, unless their cases have one: how many were stored."""
         try:
             with path.open(newline="") as file:
-                records = [_record(_typed(row)) for row in csv.DictReader(file)]
-        except (KeyError, ValueError, TypeError) as error:
-            raise ValueError(f"{path} is not a file of results: {error!r}.") from None
+                reader = csv.DictReader(file)
+                if reader.fieldnames != SMALL:
+                    raise ValueError("it has other columns")
+                records = [_record(_typed(row)) for row in reader]
+        except (KeyError, ValueError, TypeError, csv.Error) as error:
+            raise ValueError(
+                f"{path} is not a file of results, of `fastff report --export`: {error}."
+            ) from None
         return sum(self.put(result, about) for result, about in records)
 
 
