@@ -93,6 +93,27 @@ def test_data_that_can_be_read_once():
         fastff.Recipe(fastff.FFF(3, 2, depth=1, leaf_width=1), (torch.randn(8, 3) for _ in range(2)), steps=4)
 
 
+def test_leaves_start_alike_and_each_step_moves_them_towards_their_mean():
+    model = two_layers().float()
+    recipe = fastff.Recipe(model, steps=4, noise=0, sharing=0.2)
+    leaves = [p for layer in (model[0], model[2]) for p in layer.leaf_parameters()]
+    assert all(torch.equal(p, p[:1].expand_as(p)) for p in leaves)
+    frozen = leaves[0].requires_grad_(False)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in leaves:
+            p.normal_()
+    for amount in (0.2, 0.2 * (2 + 2**0.5) / 4, 0.1):  # a cosine
+        before = [p.clone() for p in leaves]
+        recipe.step()
+        for p, old in zip(leaves, before, strict=True):
+            expected = old if p is frozen else old + amount * (old.mean(0, keepdim=True) - old)
+            torch.testing.assert_close(p, expected)
+    state = [p.clone() for p in leaves]
+    fastff.Recipe(model, steps=4, noise=0).step()
+    assert all(torch.equal(p, old) for p, old in zip(leaves, state, strict=True))
+
+
 def test_loss_is_the_sum_of_its_parts():
     model = two_layers().float()
     recipe = fastff.Recipe(model, steps=3, noise=0, balance=0.3, hardening=0.7, reduction="path", decision="soft")
@@ -138,6 +159,7 @@ def test_layers_are_prepared():
         ({"noise": -1.0}, "noise must be 0 or more; got -1"),
         ({"balance": math.nan}, "balance must be 0 or more"),
         ({"transposition": 2.0}, "transposition"),
+        ({"sharing": 1.5}, "sharing"),
         ({"decision": "hard"}, "decision must be 'soft' or 'straight_through'"),
         ({"temperature": (1.0, 0.0)}, "temperatures must be positive"),
     ],

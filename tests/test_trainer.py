@@ -79,6 +79,20 @@ def test_models_learn_and_are_measured(model):
         assert ("entropy" in result.history) == (model == "FFF")
 
 
+def test_sharing_keeps_leaves_near_each_other():
+    def spread(**changes):
+        training = Training(cases(goal="G_A", steps=60, **changes), torch.device("cpu"), trainer._load("digits", None))
+        before = training.ensemble.parameters["leaf_in_weight"].detach().std(1).mean().item()
+        while not training.finished:
+            training.advance()
+        return before, training.ensemble.parameters["leaf_in_weight"].detach().std(1).mean().item()
+
+    apart, close = spread(), spread(sharing=0.03)
+    assert apart[0] > 0.01
+    assert close[0] == 0  # they start alike
+    assert 0 < close[1] < apart[1] / 2
+
+
 def test_goals_measure_what_they_are_for():
     (memory,) = train(cases(seeds=[0], goal="M_A"), device="cpu", root=None)
     assert (memory.G_A, memory.ETT) == (None, None)

@@ -13,9 +13,10 @@ from fastff.experiments import trainer
 from fastff.experiments.case import Case
 from fastff.experiments.data import Dataset, Part
 from fastff.experiments.ensemble import Ensemble
+from fastff.experiments.models import build
 from fastff.experiments.settings import Settings
 from fastff.experiments.tables import EXPERIMENTS, TABLE3, VIT
-from fastff.experiments.trainer import Training, build
+from fastff.experiments.trainer import Training
 from fastff.experiments.vit import ViT, patches
 
 IMAGE = (3, 8, 12)

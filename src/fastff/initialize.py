@@ -131,6 +131,13 @@ def random_median_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
 
 
 @torch.no_grad()
+def alike_(layer: FFF) -> None:
+    """Make all leaves of a layer as its first one is."""
+    for parameter in layer.leaf_parameters():
+        parameter.copy_(parameter[:1].expand_as(parameter))
+
+
+@torch.no_grad()
 def shift_boundaries_(layer: FFF, x: Tensor, least: float) -> None:
     """As rebalance_, for one layer and its inputs x (batch, in)."""
     if not layer.depth or not len(x):

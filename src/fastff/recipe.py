@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from .checks import check_int, check_probability
 from .hardening import balance_loss, hardening_loss, layers, set_temperature_
-from .initialize import initialize_tree_, rebalance_
+from .initialize import alike_, initialize_tree_, rebalance_
 from .layer import FFF
 
 
@@ -36,6 +36,10 @@ class Recipe:
         decision, transposition: set on every FFF layer.
         noise: normal noise on the inputs of FFF layers in training, at first so many times the standard deviation of
             the batch; it falls to 0 as a cosine.
+        sharing: each step moves every leaf by this part of the way to the mean of its layer's leaves, less and less: it
+            falls to 0 as the noise does. All leaves of a layer then start as its first one. For wide leaves and for
+            layers inside of a model, where a leaf sees few samples for its size; not for weights carried over from a
+            dense model, whose leaves differ from the start.
         balance: weight of the balance loss.
         hardening, reduction: weight and kind of the hardening loss.
         temperature: at the start and at the end of training; equal ratios in between.
@@ -53,6 +57,7 @@ class Recipe:
         decision: Literal["soft", "straight_through"] = "straight_through",
         transposition: float = 0.0,
         noise: float = 0.8,
+        sharing: float = 0.0,
         balance: float = 0.3,
         hardening: float = 0.0,
         reduction: Literal["mean", "sum", "path"] = "path",
@@ -64,6 +69,7 @@ class Recipe:
     ) -> None:
         self.steps = check_int("steps", steps, 1)
         check_probability("transposition", transposition)
+        check_probability("sharing", sharing)
         if decision not in ("soft", "straight_through"):
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
         for name, value in {"noise": noise, "balance": balance, "hardening": hardening}.items():
@@ -75,18 +81,22 @@ class Recipe:
             raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
         found = layers(model)
         self.model, self.data, self.count = model, data, 0
-        self.noise, self.balance, self.hardening, self.reduction = noise, balance, hardening, reduction
+        self.noise, self.sharing, self.balance = noise, sharing, balance
+        self.hardening, self.reduction = hardening, reduction
         self.temperatures, self.hard, self.least = temperature, hard, least
         self.rebalance_every = check_int("rebalance_every", rebalance_every, 0) or max(1, self.steps // 100)
         if data is not None:
             initialize_tree_(model, data, std=std)
         for layer in found.values():
+            if sharing:
+                alike_(layer)
             layer.decision, layer.transposition = decision, transposition
             for hook in list(layer._forward_pre_hooks.values()):
                 if isinstance(other := getattr(hook, "__self__", None), Recipe):
                     other.close()  # one that was given up
-        # A tensor, so that compiled and recorded forwards see it change.
+        # Tensors, so that compiled and recorded steps see them change.
         self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
+        self.pull = torch.zeros_like(self.deviation)
         blurred = found.values() if noise else ()
         self._hooks = [layer.register_forward_pre_hook(self._blur, with_kwargs=True) for layer in blurred]
         self._set()
@@ -108,6 +118,10 @@ class Recipe:
 
     def step(self) -> None:
         """Call this after every step of the optimiser."""
+        if self.sharing:
+            leaves = [p for layer in layers(self.model).values() for p in layer.leaf_parameters() if p.requires_grad]
+            for leaf in leaves:
+                share_(leaf.data, self.pull)
         self.count += 1
         if self.data is not None and (self.count >= self.steps or self.count % self.rebalance_every == 0):
             rebalance_(self.model, self.data, least=self.least)
@@ -115,7 +129,9 @@ class Recipe:
 
     def _set(self) -> None:
         done = min(1.0, self.count / self.steps)
-        self.deviation.fill_(self.noise * (1 + math.cos(math.pi * done)) / 2)
+        fading = (1 + math.cos(math.pi * done)) / 2
+        self.deviation.fill_(self.noise * fading)
+        self.pull.fill_(self.sharing * fading)
         set_temperature_(self.model, self.temperature)
         if done == 1:
             self.close()
@@ -138,3 +154,8 @@ class Recipe:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = check_int("count", state["count"], 0)
         self._set()
+
+
+def share_(leaves: Tensor, pull: Tensor, dim: int = 0) -> None:
+    """Move a parameter of all leaves, which are along `dim`, by the part `pull` of the way to their mean."""
+    leaves.lerp_(leaves.mean(dim, keepdim=True).expand_as(leaves), pull.to(leaves.dtype))

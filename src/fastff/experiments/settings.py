@@ -28,6 +28,7 @@ class Settings:
     decision: Literal["soft", "straight_through"] = "straight_through"
     transposition: float = 0.0
     noise: float = 0.8
+    sharing: float = 0.0
     balance: float = 0.3
     hardening: float = 0.0
     reduction: Literal["mean", "sum", "path"] = "path"
@@ -47,7 +48,7 @@ class Settings:
         for name in ("rate", "batch", "last_temperature", "hard", "std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
-        for name in ("transposition", "least"):
+        for name in ("transposition", "sharing", "least"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be from 0 to 1; got {getattr(self, name)}.")
 

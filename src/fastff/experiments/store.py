@@ -154,9 +154,7 @@ class Store:
                     raise ValueError("it has other columns")
                 records = [_record(_typed(row)) for row in reader]
         except (KeyError, ValueError, TypeError, csv.Error) as error:
-            raise ValueError(
-                f"{path} is not a file of results, of `fastff report --export`: {error}."
-            ) from None
+            raise ValueError(f"{path} is not a file of results, of `fastff report --export`: {error}.") from None
         return sum(self.put(result, about) for result, about in records)
 
 

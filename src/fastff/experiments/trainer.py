@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..baselines import FF, MoE, importance_loss, load_loss
+from ..baselines import MoE, importance_loss, load_loss
 from ..hardening import bernoulli_entropy
-from ..initialize import initialize_tree_, shift_boundaries_
+from ..initialize import alike_, initialize_tree_, shift_boundaries_
 from ..layer import FFF
-from ..recipe import Recipe
+from ..recipe import Recipe, share_
 from . import data
 from .augment import augment
 from .case import Case, Result
 from .ensemble import Ensemble, Optimizer, Recorded
+from .models import build, is_transformer
 from .settings import Settings
-from .vit import ViT
 
 EVALUATION_STEPS = 100  # epochs shorter than this are evaluated every few
 CHECKPOINT_SECONDS = 30.0
@@ -61,7 +61,7 @@ def train(
         )
         # A transformer's products are in TF32 on a GPU that has it.
         precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if _is_transformer(cases[0]) else "highest")
+        torch.set_float32_matmul_precision("high" if is_transformer(cases[0]) else "highest")
         stack.callback(torch.set_float32_matmul_precision, precision)
         training = Training(cases, torch.device(device), _load(cases[0].dataset, root))
         if checkpoint is not None and checkpoint.exists():
@@ -135,8 +135,10 @@ class Training:
         self.most_epochs = math.ceil(settings.steps / self.steps) if settings.steps else settings.epochs
         self.patience = settings.patience or math.ceil(settings.patience_steps / self.steps)
         self.every = max(1, round(EVALUATION_STEPS / self.steps))
-        self.ensemble = Ensemble(models, large=_is_transformer(cases[0]))
+        self.ensemble = Ensemble(models, large=is_transformer(cases[0]))
         self.optimizer = Optimizer(self.ensemble, settings.optimizer, weight_decay=settings.weight_decay)
+        trained = self.ensemble.trained.items()
+        self._leaves = [p for name, p in trained if name.rpartition(".")[2].startswith("leaf_")]
         self.rates = [settings.rate] * len(cases)
         self.recipe = _recipe(self.ensemble.model, settings, self.most_epochs)
         members = len(cases)
@@ -160,6 +162,8 @@ class Training:
         if trees and settings.balanced:
             initialize_tree_(model, list(self.x[self.training[i]].split(256)), std=settings.std)
         for layer in trees:
+            if settings.sharing:
+                alike_(layer)
             if settings.frozen:
                 layer.freeze_tree_()
         return model
@@ -176,6 +180,9 @@ class Training:
             x = augment(x.flatten(0, 1)).view_as(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
         self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
+        if self.settings.sharing and self.recipe is not None:
+            for leaves in self._leaves:
+                share_(leaves.data, self.recipe.pull, 1)
         self._at += 1
 
     def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:
@@ -386,33 +393,6 @@ def _soft(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def build(case: Case, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The model of a case, for inputs of this shape."""
-    features = math.prod(shape)
-    if case.model == "FF":
-        return FF(features, classes, width=case.width)
-    if case.model == "MoE":
-        experts = case.width // case.leaf_width
-        return MoE(features, classes, num_experts=experts, expert_width=case.leaf_width, k=2)
-    if case.model == "FFF":
-        return FFF(features, classes, depth=case.depth, leaf_width=case.leaf_width)
-    if case.model in ("ViT-FF", "ViT-FFF"):
-        channels, height, width = shape
-        return ViT((channels, height, width), classes, feedforward=functools.partial(_block, case))
-    raise ValueError(f"unknown model {case.model!r}; choose from FF, MoE, FFF, ViT-FF, ViT-FFF.")
-
-
-def _is_transformer(case: Case) -> bool:
-    return case.model.startswith("ViT")
-
-
-def _block(case: Case, dim: int) -> nn.Module:
-    """A feedforward block of a transformer."""
-    if case.model == "ViT-FF":
-        return FF(dim, dim, width=case.width)
-    return FFF(dim, dim, depth=case.depth, leaf_width=case.leaf_width)
-
-
 def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
     if not any(isinstance(module, FFF) and module.depth for module in model.modules()):
         return None
@@ -422,6 +402,7 @@ def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
         decision=s.decision,
         transposition=s.transposition,
         noise=s.noise,
+        sharing=s.sharing,
         balance=s.balance,
         hardening=0.0 if s.frozen else s.hardening,
         reduction=s.reduction,
@@ -433,7 +414,7 @@ def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
 def _prepare(part: data.Part, dataset: data.Dataset, device: torch.device, case: Case) -> tuple[Tensor, Tensor]:
     """Inputs in [0, 1], flattened unless the model or the augmentation needs images."""
     x = part.x.to(device).float() / dataset.largest
-    return x if _is_transformer(case) else x.flatten(1), part.y.to(device)
+    return x if is_transformer(case) else x.flatten(1), part.y.to(device)
 
 
 def _standardise(x: Tensor, test: Tensor) -> None:
