@@ -480,6 +480,51 @@ def mixed():
     return model
 
 
+def hooked_parameter():
+    model = stack(Mlp())
+    model[0].mlp.fc1.weight.register_hook(lambda grad: None)
+    return model
+
+
+def tied_by_a_view():
+    model = stack(Mlp())
+    model[0].mlp.fc2.weight = nn.Parameter(model[0].mlp.fc1.weight.data.T)
+    return model
+
+
+class Adapted(nn.Linear):
+    """As LoRA starts: with nothing to add, yet."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.a = nn.Parameter(torch.randn(2, sizes[0]))
+        self.b = nn.Parameter(torch.zeros(sizes[1], 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.a.T @ self.b.T
+
+
+class Clipped(Mlp):
+    def forward(self, x):
+        return self.fc2(self.fc1(x).relu().clamp(max=100.0))
+
+
+def between(*modules, linear=nn.Linear):
+    return lambda: nn.Sequential(nn.Sequential(linear(16, 48), *modules, linear(48, 16)))
+
+
+class Gained(nn.Module):
+    """Its gain of one hides from a probe, and does not fit the outputs of an FFF."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(16, 48), nn.GELU(), nn.Linear(48, 16)
+        self.gain = nn.Parameter(torch.ones(48))
+
+    def forward(self, x):
+        return self.fc2(self.act(self.fc1(x)) * self.gain)
+
+
 MIXTRAL = LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 1}
 REFUSED = {
     "mixtral": (lambda: hf("Mixtral", **MIXTRAL), "layers.0.mlp.experts: it is a mixture of experts"),
@@ -489,6 +534,16 @@ REFUSED = {
     "two places": (two_places, "the same module is used in several places: 0.mlp, 1.mlp"),
     "tied": (tied, "its weights are tied: 0.mlp.fc1.weight and 1.mlp.fc1.weight are one parameter"),
     "hooks": (hooked, "it has hooks"),
+    "hook of a parameter": (hooked_parameter, "it has hooks"),
+    "tied by a view": (tied_by_a_view, "its weights are tied"),
+    "adapter": (
+        lambda: nn.Sequential(nn.Sequential(Adapted(16, 48), nn.GELU(), Adapted(48, 16))),
+        "its Adapted is more",
+    ),
+    "clipped": (lambda: stack(Clipped()), "at large inputs it gives something else"),
+    "dropout before": (between(nn.Dropout(0.5), nn.Sigmoid()), "its dropout comes before the activation"),
+    "dropout of all": (between(nn.GELU(), nn.Dropout(1.0)), "its dropout leaves nothing"),
+    "gain": (lambda: nn.Sequential(Gained()), "0.fc1 does not run with FFF layers.*Leave out, by filter="),
     "quantised": (quantised, "0.mlp: its Linear is quantised"),
     "parametrised": (parametrised, "0.mlp: its ParametrizedLinear is quantised, wrapped or parametrised"),
     "meta": (lambda: stack(Mlp()).to("meta"), "meta device"),
@@ -517,6 +572,68 @@ def test_refused(case):
         fastff.replace_(model, depth=1)
     if before:
         assert_untouched(model, before)
+
+
+class Asking(nn.Module):
+    """It asks more of its block than f(x)."""
+
+    class Scaled(Mlp):
+        def forward(self, x, scale=1.0):
+            return super().forward(x) * scale
+
+    def __init__(self):
+        super().__init__()
+        self.mlp = self.Scaled()
+
+    def forward(self, x):
+        return x + self.mlp(x, scale=2.0)
+
+
+class Squeezing(Mlp):
+    def forward(self, x):
+        return super().forward(x).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (Asking, {"example": torch.randn(5, 16)}, "the model does not run with FFF layers: .*scale"),
+        (
+            lambda: nn.Sequential(Squeezing()),
+            {"example": torch.randn(5, 1, 16)},
+            r"16\)\] instead of \[\(5, 16",
+        ),
+        (lambda: nn.Sequential(Squeezing()), {"init": "data", "data": torch.randn(50, 1, 16)}, "instead of"),
+    ],
+)
+def test_what_an_example_shows_is_checked_after_the_surgery(make, options, message):
+    model = make()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=message):
+        fastff.replace_(model, depth=1, **options)
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("act", [nn.Hardtanh(0, 20), nn.Hardtanh(-20, 20), nn.ReLU6(), nn.Hardshrink(0.1)])
+def test_an_activation_that_looks_like_another_near_zero_is_kept_as_it_is(act):
+    model = between(act)()
+    x = 100 * torch.randn(64, 16)
+    before = model(x)
+    fastff.replace_(model, depth=1)
+    assert model[0].activation is act
+    torch.testing.assert_close(model.train()(x), before)
+
+
+def test_dropout_before_a_relu_is_the_same_as_after_it():
+    model = between(nn.Dropout(0.25), nn.ReLU())()
+    fastff.replace_(model, depth=1)
+    assert model[0].dropout == 0.25
+
+
+def test_not_in_inference_mode():
+    model = stack(Mlp())
+    with torch.inference_mode(), pytest.raises(ValueError, match="never train"):
+        fastff.replace_(model, depth=1)
 
 
 def test_skipped_beside_replaced():
@@ -646,6 +763,11 @@ def test_apply_refuses_what_does_not_fit():
 
 def test_bad_arguments():
     model = stack(Mlp())
+    for filter in (5, b"0.*", ["0.*", 5]):
+        with pytest.raises(TypeError, match="filter"):
+            fastff.replace_(model, depth=1, filter=filter)
+    with pytest.raises(TypeError, match="init must return a string"):
+        fastff.replace_(model, depth=1, init=lambda block, layer: None)
     with pytest.raises(ValueError, match="init must be one of dense, random, data, or a function"):
         fastff.replace_(model, depth=1, init="magic")
     with pytest.raises(TypeError, match="expected a model"):

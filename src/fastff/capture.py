@@ -45,15 +45,14 @@ def _holds_batches(data: list[Any]) -> bool:
     )
 
 
-def feed(model: nn.Module, batch: Any) -> None:
-    """Run a model on a batch, on the device where the model is."""
+def feed(model: nn.Module, batch: Any) -> Any:
+    """What a model answers to a batch, on the device where the model is."""
     first = next(model.parameters(), None)
     if isinstance(batch, Mapping):
         moved = {k: v.to(first.device) if isinstance(v, Tensor) and first is not None else v for k, v in batch.items()}
-        model(**moved)
-        return
+        return model(**moved)
     x = batch[0] if isinstance(batch, tuple | list) else batch
-    model(x.to(first.device) if isinstance(x, Tensor) and first is not None else x)
+    return model(x.to(first.device) if isinstance(x, Tensor) and first is not None else x)
 
 
 @contextmanager

@@ -48,6 +48,10 @@ def read_linear(module: nn.Module) -> Linear | None:
     else:
         return None
     kind = type(module).__name__
+    if isinstance(module, nn.Linear) and (
+        type(module).forward is not nn.Linear.forward or set(own) - {"weight", "bias"} or [*module.buffers()]
+    ):
+        return Linear(*sizes, trouble=f"its {kind} is more than a linear layer: it has tensors or a forward of its own")
     plain = [type(p) in (nn.Parameter, Tensor) and p.is_floating_point() for p in own.values()]
     if "weight" not in own or not all(plain) or next(module.children(), None) is not None:
         return Linear(*sizes, trouble=f"its {kind} is quantised, wrapped or parametrised; its weights cannot be read")
@@ -74,9 +78,12 @@ class Weights:
 
     def compute(self, x: Tensor, act: Function) -> Tensor:
         """The block at x (..., in), with this function as its activation: (..., out)."""
+        return F.linear(self.hidden(x, act), self.down, self.down_bias)
+
+    def hidden(self, x: Tensor, act: Function) -> Tensor:
+        """Its hidden layer: (..., width)."""
         hidden = F.linear(x, self.up, self.up_bias)
-        hidden = act(hidden) if self.gate is None else act(F.linear(x, self.gate, self.gate_bias)) * hidden
-        return F.linear(hidden, self.down, self.down_bias)
+        return act(hidden) if self.gate is None else act(F.linear(x, self.gate, self.gate_bias)) * hidden
 
     def explain(self, x: Tensor, y: Tensor, act: Function) -> bool:
         """Whether y is what the block computes at x: as near to the float64 result as the same steps in x's dtype are,
@@ -167,7 +174,9 @@ def gated_name(activation: Activation) -> str | None:
 
 def recognise(unknown: Any) -> Activation | None:
     """fastff's name for a function, the function itself if it has none, None if it is not an elementwise function."""
-    grid = torch.linspace(-6, 6, 97, dtype=torch.float64)
+    # Very small and very large numbers too: a clipped ReLU is none.
+    far = torch.logspace(-6, 6, 49, dtype=torch.float64)
+    grid = torch.cat([torch.linspace(-6, 6, 97, dtype=torch.float64), far, -far])
     try:
         y, part = unknown(grid), unknown(grid[:5])
     except Exception:  # someone else's function, which may want anything else
@@ -175,6 +184,6 @@ def recognise(unknown: Any) -> Activation | None:
     if not isinstance(y, Tensor) or y.shape != grid.shape or not torch.allclose(y[:5], part, rtol=1e-12):
         return None
     for name, known in PLAIN.items():
-        if torch.allclose(known(grid), y.to(grid.dtype), rtol=0, atol=1e-8):
+        if torch.allclose(known(grid), y.to(grid.dtype), rtol=1e-8, atol=1e-8):
             return name
     return unknown

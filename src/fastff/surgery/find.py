@@ -34,6 +34,10 @@ class Match(NamedTuple):
     function: Function
 
 
+_HOOKS = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks"]
+_HOOKS += ["_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"]
+
+
 class Finder:
     """One search: `blocks` and `skipped` are its results, `present` the FFF layers that are already there."""
 
@@ -44,7 +48,7 @@ class Finder:
         self.present: list[str] = []
         self.paths: dict[nn.Module, str] = {}
         self.places: dict[nn.Module, dict[tuple[int, str], str]] = {}  # (parent, attribute) -> path
-        self.owners: dict[int, dict[tuple[nn.Module, str], str]] = {}  # of a parameter
+        self.owners: dict[int, dict[tuple[nn.Module, str], str]] = {}  # of a parameter, by its memory
         self.covered: set[nn.Module] = set()
         self.examples: dict[bool, list[Call]] = {}
         for path, module in model.named_modules(remove_duplicate=False):
@@ -52,7 +56,7 @@ class Finder:
             for name, child in module.named_children():
                 self.places.setdefault(child, {}).setdefault((id(module), name), join(path, name))
             for name, parameter in module.named_parameters(recurse=False):
-                self.owners.setdefault(id(parameter), {}).setdefault((module, name), join(path, name))
+                self.owners.setdefault(_memory(parameter), {}).setdefault((module, name), join(path, name))
         self.linears = {m: linear for m in self.paths if (linear := read_linear(m)) is not None}
         self._visit(model)
 
@@ -134,9 +138,13 @@ class Finder:
         if sorted(map(id, order)) != sorted(map(id, linears)):
             raise Skip("a forward does not call each of its linear layers once")
         match = self._match([self.linears[m] for m in order], owner, calls, x, y)
+        far = x * (1e3 / 2)  # where a clipped activation is found out
+        if not match.weights.explain(far, self._run(owner, far, training=False)[0], match.function):
+            raise Skip("at large inputs it gives something else than recomputed from its weights: it is clipped")
         train = self._run(owner, x, training=True)[0]
         after = [call.module for call in calls[_at(calls, order[-1]) + 1 :] if isinstance(call.module, nn.Dropout)]
-        hidden = [call.module for call in calls[: _at(calls, order[-1])] if isinstance(call.module, nn.Dropout)]
+        inner = calls[: _at(calls, order[-1])]
+        hidden = [call.module for call in inner if isinstance(call.module, nn.Dropout)]
         if isinstance(owner, FF):
             dropout = owner.dropout
         elif not match.weights.explain(x, train, match.function):
@@ -145,6 +153,7 @@ class Finder:
             dropout = self._hidden_dropout(hidden)
         if any(call.module in hidden for call in calls[: _at(calls, order[0])]):
             raise Skip("it drops out its inputs, which FFF does not")
+        _check_dropped(inner, match, x)
         if len(after) > 1:
             raise Skip("it has more than one dropout on its outputs")
         return self._block(path, owner, order, match, dropout, after=after[0] if after else None)
@@ -213,6 +222,7 @@ class Finder:
         if any(m in elsewhere and m.p > 0 for m in drops):
             raise Skip("the dropout on its hidden layer is used elsewhere too")
         own = [m for m in drops if m not in elsewhere]
+        _check_dropped(calls[i + 1 : j], match, up.input)
         identity = [*actor, *(self._place(m, scope) for m in own), self.paths[down.module]]
         split = parents[0] is not parents[1]
         match = match._replace(form="split" if split else "in-layer")
@@ -317,13 +327,15 @@ class Finder:
             places = list(self.places.get(module, {}).values())
             if len(places) > 1:
                 raise Skip(f"the same module is used in several places: {', '.join(places)}")
-            if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            if any(getattr(module, hooks) for hooks in _HOOKS) or any(
+                p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in module.parameters()
+            ):
                 raise Skip("it has hooks, which would be lost; remove them, or register them after the replacement")
             if "forward" in vars(module):
                 raise Skip("its forward was overwritten, as accelerate does; call replace_ before that")
         for module in linears:
             for parameter in module.parameters():
-                tied = list(self.owners[id(parameter)].values())
+                tied = list(self.owners[_memory(parameter)].values())
                 if len(tied) > 1:
                     raise Skip(f"its weights are tied: {' and '.join(tied)} are one parameter")
 
@@ -338,6 +350,8 @@ class Finder:
 
     def _hidden_dropout(self, drops: list[nn.Dropout]) -> float:
         rates = [m.p for m in drops if m.p > 0]
+        if 1 in rates:
+            raise Skip("its dropout leaves nothing of its hidden layer")
         if len(rates) > 1:
             raise Skip("it has more than one dropout on its hidden layer")
         return float(rates[0]) if rates else 0.0
@@ -379,7 +393,7 @@ class Finder:
                     f"{reason}; pass example=, a small batch for the whole model, to verify it there"
                 ) from None
         if training not in self.examples:
-            self.examples[training] = run_example(self.model, self.example, training=training)
+            self.examples[training] = run_example(self.model, self.example, training=training)[1]
         inside = set(scope.modules())
         return [call for call in self.examples[training] if call.module in inside]
 
@@ -398,3 +412,21 @@ def _has_own_tensors(module: nn.Module) -> bool:
 
 def _at(calls: list[Call], module: nn.Module) -> int:
     return next(i for i, call in enumerate(calls) if call.module is module)
+
+
+def _memory(parameter: Tensor) -> int:
+    """Where the numbers of a parameter are: those of a view of another one are there too, and tied to it."""
+    return (0 if parameter.is_meta else parameter.data_ptr()) or id(parameter)
+
+
+def _check_dropped(calls: list[Call], match: Match, x: Tensor) -> None:
+    """Skip a block whose dropout, in these calls, is not on the hidden layer that leads to its output."""
+    if match.activation in ("relu", "identity"):
+        return  # before or after, these let the same through
+    hidden = match.weights.hidden(x, match.function).double()
+    for call in calls:
+        if not isinstance(call.module, nn.Dropout) or not call.module.p:
+            continue
+        seen = call.input.double()
+        if seen.shape != hidden.shape or (seen - hidden).norm() > 0.01 * hidden.norm():
+            raise Skip("its dropout comes before the activation, where FFF has none")

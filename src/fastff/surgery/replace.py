@@ -6,7 +6,7 @@ written down as a specification, one dict a block, from which apply_ does the sa
 
 import copy
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from ..activations import Activation, identity
+from ..capture import batches
 from ..checks import check_int, check_probability
 from ..layer import FFF
+from .answers import Answers
 from .blocks import FORMS, Block
 from .carry import INITS, Init, from_data_
 from .distill import inputs_of
@@ -62,6 +64,7 @@ def replace_(
         example: a small batch for the whole model, needed only to verify blocks that lie inside a layer which does not
             run on its own; the report says so.
     """
+    _check_mode()
     check_model(model)
     depth = check_int("depth", depth, 0)
     leaf_width = None if leaf_width is None else check_int("leaf_width", leaf_width, 1)
@@ -70,6 +73,12 @@ def replace_(
     if isinstance(init, str) and init not in (*INITS, "data"):
         names = ", ".join((*INITS, "data"))
         raise ValueError(f"init must be one of {names}, or a function of (block, layer); got {init!r}.")
+    if not (filter is None or callable(filter)):
+        filter = [filter] if isinstance(filter, str) else list(filter) if isinstance(filter, Iterable) else [filter]
+        if not all(isinstance(glob, str) for glob in filter):
+            raise TypeError(
+                f"filter must be a glob on the name, several, or a function of (name, block); got {filter}."
+            )
     if (init == "data") != (data is not None):
         raise ValueError('init="data" and data=... belong together: pass both, or neither.')
     finder = Finder(model, example)
@@ -92,6 +101,8 @@ def replace_(
         entry = _entry(block, depth, width, node_width, transposition, decision)
         layer = _build(model, entry)
         how = fill(block, layer)
+        if not isinstance(how, str):
+            raise TypeError(f"init must return a string that says what it did; got {how!r} for {block.name}.")
         _keep_requires_grad(block, layer)
         edits += _edits(model, entry, layer)
         specification.append(entry)
@@ -99,10 +110,25 @@ def replace_(
         replaced.append(Replaced(block.name, block.form, *sizes, call_name(block.activation), how))
 
     before = _parameters(model)
-    commit([*edits, _remember(model, specification)])
+    exact = init == "dense" and all(r.leaf_width << depth >= r.width for r in replaced)
+    exact = exact and not any(block.dropout for block in chosen)
+    answers = Answers(model, chosen, example if example is not None else _first(data))
+    undo = commit([*edits, _remember(model, specification)])
+    try:
+        answers.check(exact)
+    except BaseException:
+        commit(undo)
+        raise
     dense, fast = sum(b.width for b in chosen), sum(depth * node_width + r.leaf_width for r in replaced)
     kept = {block.name: block for block in chosen}
     return Report(replaced, skipped, before, _parameters(model), dense, fast, specification, kept)
+
+
+def _first(data: Any) -> Any:
+    """A batch of data that can be read again, if there is one."""
+    if data is None or isinstance(data, Iterator):
+        return None
+    return next(iter(batches(data)), None)
 
 
 def _filler(model: nn.Module, init: str | Init, chosen: list[Block], data: Any, samples: int) -> Init:
@@ -127,12 +153,18 @@ def apply_(model: nn.Module, specification: Specification) -> None:
 
 def plan(model: nn.Module, specification: Specification) -> list["Edit"]:
     """What apply_ changes, all checked and built."""
+    _check_mode()
     check_model(model)
     check_specification(specification)
     for entry in specification:
         check_fit(model, entry)
     edits = [edit for entry in specification for edit in _edits(model, entry, _build(model, entry))]
     return [*edits, _remember(model, specification)]
+
+
+def _check_mode() -> None:
+    if torch.is_inference_mode_enabled():
+        raise ValueError("parameters made within torch.inference_mode() never train. Call it outside.")
 
 
 def check_model(model: nn.Module) -> None:
@@ -259,7 +291,7 @@ def _passes(filter: Filter | None, block: Block) -> bool:
         return True
     if callable(filter):
         return bool(filter(block.name, block))
-    return any(fnmatchcase(block.name, glob) for glob in ([filter] if isinstance(filter, str) else filter))
+    return any(fnmatchcase(block.name, glob) for glob in filter)
 
 
 def _keep_requires_grad(block: Block, layer: FFF) -> None:

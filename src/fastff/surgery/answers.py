@@ -1,0 +1,76 @@
+"""What a model answers before and after its surgery: it must still run, and where the surgery is exact, say the same.
+
+A block that was recomputed rightly may still sit in a model that asks more of it: that calls it with other arguments,
+or does something between its parts that a probe does not show. So the model runs once more, on the example if there is
+one, and so does every larger layer of which parts were replaced.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .blocks import Block
+from .trace import probe, run, run_example
+
+
+class Answers:
+    """The answers of a model, in training but without dropout, as it is when this is made."""
+
+    def __init__(self, model: nn.Module, blocks: list[Block], example: Any) -> None:
+        self.before: list[tuple[str, Callable[[], Any], list[Tensor]]] = []
+        if example is not None:
+            self._add("the model", lambda: run_example(model, example, training=True)[0])
+        for block in blocks:
+            if block.identity:
+                scope = model.get_submodule(_common(block.linears))
+                self._add(block.name, partial(_alone, scope, probe(block.in_features, block.weights.up)))
+
+    def _add(self, name: str, ask: Callable[[], Any]) -> None:
+        try:
+            self.before.append((name, ask, _tensors(ask())))
+        except Exception:  # someone else's forward, which may raise anything: it does not run alone
+            return
+
+    def check(self, exact: bool) -> None:
+        """Raise unless the answers still come, in the same shapes; `exact`: and are the same up to rounding."""
+        for name, ask, before in self.before:
+            leave = "Leave out, by filter=, the block that it is about."
+            try:
+                after = _tensors(ask())
+            except Exception as error:
+                raise ValueError(f"{name} does not run with FFF layers: {error}. {leave}") from error
+            shapes = [[tuple(t.shape) for t in tensors] for tensors in (before, after)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"{name} answers with {shapes[1]} instead of {shapes[0]} after replacement. {leave}")
+            for old, new in zip(before, after, strict=True):
+                if exact and old.is_floating_point() and not _same(old, new):
+                    raise ValueError(f"{name} answers something else after an exact replacement. {leave}")
+
+
+def _alone(scope: nn.Module, x: Tensor) -> Any:
+    return run(scope, x, training=True)[0]
+
+
+def _tensors(answer: Any) -> list[Tensor]:
+    found = tree_leaves(dict(answer) if hasattr(answer, "keys") else answer)
+    return [value.detach() for value in found if isinstance(value, Tensor)]
+
+
+def _same(old: Tensor, new: Tensor) -> bool:
+    eps = torch.finfo(old.dtype).eps
+    a, b = old.double(), new.double()
+    return bool((a - b).norm() <= eps**0.5 * a.norm()) or not bool(a.isfinite().all())
+
+
+def _common(paths: tuple[str, ...]) -> str:
+    """The path of the smallest module that has all of these."""
+    parts = []
+    for names in zip(*(path.split(".")[:-1] for path in paths), strict=False):
+        if len(set(names)) > 1:
+            break
+        parts.append(names[0])
+    return ".".join(parts)
