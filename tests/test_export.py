@@ -1,5 +1,7 @@
 """fastff.export: what the written programs compute is what eval() computes, at every batch size."""
 
+import re
+
 import onnxruntime
 import pytest
 import torch
@@ -118,6 +120,50 @@ class Saved:
 
     def save(self, path, external_data):
         path.write_bytes(b"")
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.fff = bare(depth=2)
+
+    def forward(self, x):
+        return self.fff(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_half_precision_never_ends_the_process(tmp_path):
+    """onnxruntime 1.31.1 dies of a SIGSEGV in its layout optimisation of nn.MultiheadAttention in half precision, with
+    an FFF behind it or without. Told in words, there is no file; where it runs, it was compared."""
+    path, told = tmp_path / "model.onnx", ""
+    export_onnx(bare(depth=2).half(), torch.randn(3, 16).half(), path)
+    assert path.exists()
+    try:
+        export_onnx(Attention().half(), torch.randn(3, 7, 16).half(), path)
+    except RuntimeError as error:
+        told = str(error)
+    assert path.exists() == (told == "")
+    if told:
+        assert re.search(r"was written and removed again: onnxruntime crashes on it .*model\.float\(\)", told)
+    else:
+        onnx(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"crashes on it \(SIGSEGV\)"),
+        ("raise ValueError('no kernel for Gelu')", "cannot run it: ValueError: no kernel for Gelu"),
+        ("import os; os._exit(3)", r"crashes on it \(3\)"),
+    ],
+)
+def test_a_file_that_does_not_run_is_removed(tmp_path, monkeypatch, code, told):
+    monkeypatch.setattr(export, "_TRY", code)
+    monkeypatch.setattr(torch.onnx, "export", lambda *args, **options: Saved())
+    (tmp_path / "model.onnx.data").write_bytes(b"")
+    with pytest.raises(RuntimeError, match=f"model.onnx was written and removed again: onnxruntime {told}"):
+        export_onnx(bare(depth=1), torch.randn(2, 16), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_onnx_there_is_one_line(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """Save and load operated models: bit-equal round trips, and files that somebody else wrote."""
 
 import copy
+import functools
 import json
 import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -199,6 +201,144 @@ def test_several_surgeries_add_up(tmp_path):
     fresh = nn.Sequential(make("bert", seed=1))
     fastff.load_(fresh, tmp_path / "wrapped")
     assert_same(fresh[0], model)
+
+
+class Feedforward(nn.Module):
+    def __init__(self, act=None):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(16, 64), act or nn.GELU(), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+
+def elu(alpha):
+    return functools.partial(nn.functional.elu, alpha=alpha)
+
+
+def feedforward(act=None, depth=2):
+    model = nn.Sequential(Feedforward(act))
+    if depth is not None:
+        fastff.replace_(model, depth=depth)
+    return model.eval()
+
+
+@pytest.mark.parametrize("act", [None, nn.functional.elu], ids=["named", "callable"])
+def test_an_activation_that_was_changed_since_is_saved(act, tmp_path):
+    """It came back as the one that the surgery had found: silently another function."""
+    model, fresh = feedforward(act), feedforward(act, depth=None)
+    model[0].activation = "relu"
+    fastff.save(model, tmp_path)
+    fastff.load_(fresh, tmp_path)
+    assert fresh[0].activation == "relu"
+    with torch.no_grad():
+        assert torch.equal(fresh(VECTORS), model(VECTORS))
+
+
+@pytest.mark.parametrize("act", [None, nn.functional.elu], ids=["named", "callable"])
+@pytest.mark.parametrize("now", [torch.tanh, nn.PReLU(), lambda x: x.flip(-1)], ids=["tanh", "PReLU", "flip"])
+def test_a_function_put_there_by_hand_is_not_saved(act, now, tmp_path):
+    model = feedforward(act)
+    model[0].activation = now
+    with pytest.raises(ValueError, match=r"0 was given the activation (tanh|PReLU|<lambda>) after.* set one of relu, "):
+        fastff.save(model, tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+def test_a_fresh_model_with_another_function_is_refused(tmp_path):
+    """An activation without a name is not in the file: where the fresh model has another one, that is found out."""
+    model = feedforward(elu(0.5))
+    fastff.save(model, tmp_path)
+    same, other = feedforward(elu(0.5), depth=None), feedforward(elu(0.51), depth=None)
+    fastff.load_(same, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(same(VECTORS), model(VECTORS))
+    with pytest.raises(ValueError, match=r"activation of 0 was saved as one that is not the function at '0.act'"):
+        fastff.load_(other, tmp_path)
+    assert isinstance(other[0], Feedforward)
+    model[0].activation = elu(0.51)  # by hand, and so not in a model that is built as this one was
+    fastff.save(model, tmp_path)
+    with pytest.raises(ValueError, match="was changed by hand, or the model is built in another way"):
+        fastff.load_(feedforward(elu(0.5), depth=None), tmp_path)
+
+
+def test_save_pretrained_keeps_the_activation_or_refuses(tmp_path):
+    model = operated("clip")
+    layer = next(m for m in model.modules() if isinstance(m, fastff.FFF))
+    quick = layer.activation
+    del layer.activation  # a module, in whose place torch takes no string
+    layer.activation = "relu"
+    save_pretrained(model, tmp_path / "it")
+    loaded = from_pretrained(tmp_path / "it")
+    assert [m.activation == "relu" for m in loaded.modules() if isinstance(m, fastff.FFF)] == [True, False]
+    assert torch.equal(outputs(loaded), outputs(model))
+    layer.activation = lambda x: quick(x) * 1.001
+    with pytest.raises(ValueError, match=r"(?s)would not load again.*was saved as one that is not the function at"):
+        save_pretrained(model, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_layers_that_no_surgery_made(tmp_path):
+    """A copy appended by hand is told of when it is saved, not only when it does not load. But a model may have FFF
+    layers by its own code: then it loads."""
+    model = feedforward()
+    model.append(copy.deepcopy(model[0]))
+    with pytest.warns(UserWarning, match=r"no surgery on this model made the FFF layers 1: load_ takes this save only"):
+        fastff.save(model, tmp_path)
+    fresh = nn.Sequential(Feedforward(), fastff.FFF(16, 16, depth=2, leaf_width=16, activation="gelu")).eval()
+    fastff.load_(fresh, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(fresh(VECTORS), model(VECTORS))
+    with pytest.raises(ValueError, match=r"1.up.weight is missing"):
+        fastff.load_(nn.Sequential(Feedforward(), Feedforward()), tmp_path)
+
+    twice = feedforward()
+    twice.append(twice[0])
+    with pytest.raises(ValueError, match="0, replaced in one place, is used in several now"):
+        fastff.save(twice, tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_alias_of_a_larger_part_is_no_second_layer(tmp_path):
+    def make():
+        model = nn.ModuleDict({"a": nn.Sequential(Feedforward())})
+        model["b"] = model["a"]
+        return model
+
+    model, fresh = make(), make()
+    fastff.replace_(model, depth=2)
+    fastff.save(model, tmp_path)
+    fastff.load_(fresh, tmp_path)
+    assert_same(fresh, model)
+    assert fresh["a"] is fresh["b"]
+
+
+def test_a_part_of_an_operated_model_is_told_of(tmp_path):
+    """The surgery is remembered by the model that it was done on, which its parts do not know."""
+    whole = nn.Sequential(nn.Sequential(Feedforward()))
+    fastff.replace_(whole, depth=2)
+    told = "has FFF layers ({}), but no surgery on it is known. If it is a part"
+    for part, name in ((whole[0], "0"), (whole[0][0], "the model itself")):
+        with pytest.raises(ValueError, match=re.escape(told.format(name))):
+            fastff.save(part, tmp_path / "it")
+    with pytest.raises(ValueError, match=re.escape(told.format("h.0.mlp.fff, h.1.mlp.fff"))):
+        save_pretrained(operated("gpt2").transformer, tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+    part = nn.Sequential(Feedforward())
+    fastff.replace_(part, depth=2)
+    fastff.save(part, tmp_path / "it")  # as the message says
+
+
+def test_an_empty_path_is_not_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="the path of the directory is empty"):
+        fastff.save(feedforward(), "")
+    with pytest.raises(ValueError, match="the path of the directory is empty"):
+        save_pretrained(operated("bert"), "")
+    assert not list(tmp_path.iterdir())
+    fastff.save(feedforward(), ".")
+    assert (tmp_path / "fastff.json").exists()
 
 
 def test_what_cannot_be_saved(tmp_path):
@@ -434,6 +574,14 @@ HOSTILE = {
     "activation at globals": (
         entry(activation={"at": "forward.__globals__.act"}),
         "has no 'forward.__globals__.act'",
+    ),
+    "activation with few values": (
+        entry(activation={"at": ACT, "values": [0.0]}),
+        "activation in a specification must be",
+    ),
+    "activation with other values": (
+        entry(activation={"at": ACT, "values": [0.0] * 7}),
+        "saved as one that is not the function at",
     ),
     "activation with more": (entry(activation={"at": ACT, "call": "x"}), "activation in a specification must be"),
     "dropout after the classifier": (

@@ -7,10 +7,15 @@ Both hold what eval() computes: the hard pass, as plain operations, for any batc
 runs what it has written at two batch sizes and compares the outputs with the model's.
 """
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,6 +25,18 @@ from torch.utils import _pytree as pytree
 # A protocol buffer, and so an ONNX file, ends at 2 GiB; weights beyond that lie in a file beside it.
 ONNX_LIMIT = 2**31 - 2**24
 
+# What the process that tries a file does. Its arguments: sys.path, the file, a folder with the inputs, how many.
+_TRY = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[2], providers=["CPUExecutionProvider"])
+inputs = zip(session.get_inputs(), range(int(sys.argv[4])), strict=True)
+feed = {entry.name: numpy.load(f"{sys.argv[3]}/in{i}.npy") for entry, i in inputs}
+for i, y in enumerate(session.run(None, feed)):
+    numpy.save(f"{sys.argv[3]}/out{i}.npy", y)
+"""
+
 
 def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: bool = True) -> Path:
     """Write `model` in evaluation mode as an ONNX file with a dynamic batch, and return its path.
@@ -28,7 +45,8 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: boo
         example: inputs of the model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments. The
             first dimension of every tensor is the batch.
         path: of the file. Weights of 2 GiB and more go into a second file beside it, with ".data" added to the name.
-        verify: compare what onnxruntime computes with eval(). If it is not installed, nothing is compared.
+        verify: compare what onnxruntime computes with eval(), in a process of its own, which it may crash. A file that
+            does not run, or gives something else, is removed. If onnxruntime is not installed, nothing is compared.
     """
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
@@ -45,7 +63,12 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: boo
             raise RuntimeError("torch.onnx.export gave no program.")
         program.save(path, external_data=size > ONNX_LIMIT)
         if verify and find_spec("onnxruntime") is not None:
-            _compare(model, _onnx_runner(path), args, kwargs, f"onnxruntime's outputs of {path}")
+            try:
+                _compare(model, _onnx_runner(path), args, kwargs, f"onnxruntime's outputs of {path}")
+            except BaseException:
+                for file in (path, path.with_name(f"{path.name}.data")):
+                    file.unlink(missing_ok=True)
+                raise
     return path
 
 
@@ -120,17 +143,35 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _onnx_runner(path: Path) -> Callable[..., list[Tensor]]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [entry.name for entry in session.get_inputs()]
+    """Runs a file in onnxruntime, in another process: some programs crash it, in half precision above all."""
+    import numpy as np
 
     def run(*args: Any, **kwargs: Any) -> list[Tensor]:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        feed = {name: t.cpu().numpy() for name, t in zip(names, tensors, strict=True)}
-        return [torch.from_numpy(y) for y in session.run(None, feed)]
+        with TemporaryDirectory() as folder:
+            for i, tensor in enumerate(tensors):
+                np.save(f"{folder}/in{i}.npy", tensor.cpu().numpy())
+            command = [sys.executable, "-c", _TRY, json.dumps(sys.path), str(path), folder, str(len(tensors))]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            if done.returncode:
+                raise RuntimeError(_why(done, path))
+            count = len(list(Path(folder).glob("out*.npy")))
+            return [torch.from_numpy(np.load(f"{folder}/out{i}.npy")) for i in range(count)]
 
     return run
+
+
+def _why(done: subprocess.CompletedProcess[str], path: Path) -> str:
+    """What went wrong when onnxruntime tried a file."""
+    if done.returncode > 0 and done.stderr.strip():
+        how = f"cannot run it: {done.stderr.strip().splitlines()[-1]}"
+    else:
+        names = {-number: number.name for number in signal.Signals}
+        how = f"crashes on it ({names.get(done.returncode, done.returncode)})"
+    return (
+        f"{path} was written and removed again: onnxruntime {how}. If the model is in half precision, try "
+        "model.float(); verify=False keeps the file as it is."
+    )
 
 
 def _compare(model: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, what: str) -> None:

@@ -21,6 +21,7 @@ import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel
 
 from ..surgery.checkpoint import (
+    check_directory,
     check_note,
     check_sizes,
     compare,
@@ -51,6 +52,7 @@ def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -
         raise TypeError(
             f"expected a PreTrainedModel; got {type(model).__name__}. For other models there is fastff.save."
         )
+    check_directory(directory)
     note, tensors = note_of(model), tensors_of(model)
     config = json.loads(model.config.to_json_string())
     config = {key: value for key, value in config.items() if key not in ("auto_map", "custom_pipelines")}

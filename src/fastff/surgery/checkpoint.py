@@ -12,6 +12,8 @@ knows, draw those of the dense blocks at random, and go on.
 import json
 import os
 import secrets
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 
 from ..layer import FFF
 from .replace import check_model, commit, plan
-from .specification import SIZES, Specification, check_specification, layer_path, remembered
+from .specification import SIZES, Specification, check_specification, layer_path, module_at, remembered
 
 VERSION = 1
 WEIGHTS = "fastff.safetensors"
@@ -38,7 +40,9 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 
     For Hugging Face models there is `fastff.integrations.transformers.save_pretrained`, which keeps the config too.
     """
+    check_directory(directory)
     note = note_of(model)
+    _check_layers(model, note["specification"])
     write(directory, tensors_of(model), note, {NOTE: note})
 
 
@@ -66,6 +70,13 @@ def note_of(model: nn.Module) -> dict[str, Any]:
     """What to write down about an operated model."""
     check_model(model)
     specification = remembered(model)
+    layers = [path or "the model itself" for path, module in model.named_modules() if isinstance(module, FFF)]
+    if not specification and layers:
+        raise ValueError(
+            f"{type(model).__name__} has FFF layers ({_some(layers)}), but no surgery on it is known. If it is a part "
+            "of a model on which replace_ or apply_ was called, save that one, or operate on the part. If its own code "
+            "makes the layers, save model.state_dict()."
+        )
     if not specification:
         raise ValueError(
             f"{type(model).__name__} has had no surgery by replace_ or apply_. Save it in its own way: "
@@ -73,6 +84,35 @@ def note_of(model: nn.Module) -> dict[str, Any]:
         )
     check_specification(specification)
     return {"version": VERSION, "token": secrets.token_hex(16), "specification": specification}
+
+
+def check_directory(directory: str | os.PathLike[str]) -> None:
+    """Raise for a path that Python takes for the current directory, and nobody else does."""
+    if not os.fspath(directory):
+        raise ValueError('the path of the directory is empty. Pass "." for the current directory.')
+
+
+def _check_layers(model: nn.Module, specification: Specification) -> None:
+    """Tell which FFF layers are not those that load_ will make."""
+    known = {module_at(model, layer_path(entry)) for entry in specification}
+    places = Counter(child for module in model.modules() for child in module._modules.values())
+    shared = [entry["name"] for entry in specification if places[module_at(model, entry["name"])] > 1]
+    if shared:
+        raise ValueError(
+            f"{_some(shared)}, replaced in one place, is used in several now, which load_ cannot do again."
+        )
+    others = [path for path, module in model.named_modules() if isinstance(module, FFF) and module not in known]
+    if others:
+        warnings.warn(
+            f"no surgery on this model made the FFF layers {_some(others)}: load_ takes this save only for a fresh "
+            "model that has them already. If they were put there by hand, or by a surgery on a larger model, it will "
+            "not load.",
+            stacklevel=3,
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def check_note(note: Any, where: str) -> Specification:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ..activations import PLAIN, Activation, function
@@ -138,7 +139,7 @@ class Finder:
         if sorted(map(id, order)) != sorted(map(id, linears)):
             raise Skip("a forward does not call each of its linear layers once")
         match = self._match([self.linears[m] for m in order], owner, calls, x, y)
-        far = x * (1e3 / 2)  # where a clipped activation is found out
+        far = x * (20 if x.dtype == torch.float16 else 500)  # where a clipped activation is found out
         if not match.weights.explain(far, self._run(owner, far, training=False)[0], match.function):
             raise Skip("at large inputs it gives something else than recomputed from its weights: it is clipped")
         train = self._run(owner, x, training=True)[0]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..activations import GATED, PLAIN
@@ -20,6 +21,7 @@ SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width")
 IN_PLACE = ("split", "in-layer")  # the forms whose FFF takes the place of the first linear layer
 _KEYS = {"name", "form", *SIZES, "width", "activation", "bias", "dropout", "transposition", "decision"}
 _KEYS |= {"linears", "identity", "dropout_after"}
+_GRID = (-100.0, -3.0, -1.0, -0.1, 0.5, 2.0, 100.0)  # where two activations are told apart
 MEMORY = "_fastff_specification"  # the attribute of a model that keeps what was done to it
 
 
@@ -59,7 +61,8 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
 
     name, form, linears, activation = entry["name"], entry["form"], entry["linears"], entry["activation"]
     names = GATED if form in ("gated", "packed") else PLAIN
-    at = isinstance(activation, dict) and set(activation) == {"at"} and isinstance(activation["at"], str)
+    at = isinstance(activation, dict) and {"at"} <= set(activation) <= {"at", "values"}
+    at = at and isinstance(activation["at"], str) and _are_values(activation.get("values", _GRID))
     known = isinstance(activation, str) and activation in names
     need("activation", known or (at and names is PLAIN), f"one of {', '.join(names)}, or where the model has it")
     need("linears", len(set(linears)) == len(linears) == (3 if form == "gated" else 2), f"those of a {form} block")
@@ -98,6 +101,25 @@ def check_fit(model: nn.Module, entry: Mapping[str, Any]) -> None:
         empty = not isinstance(value, nn.Module) or not [*value.parameters(), *value.buffers()]
         if not empty or recognise(value) is None:
             raise ValueError(f"the specification says that {path!r} is an activation; in this model it is not.")
+    if isinstance(activation, dict) and "values" in activation:
+        values = _values(part_at(model, activation["at"], name))
+        saved = values.new_tensor(activation["values"])
+        if not torch.allclose(values, saved, rtol=1e-8, atol=1e-8, equal_nan=True):
+            raise ValueError(
+                f"the activation of {name} was saved as one that is not the function at {activation['at']!r} in this "
+                "model. It was changed by hand, or the model is built in another way."
+            )
+
+
+def _are_values(values: Any) -> bool:
+    return isinstance(values, list | tuple) and [type(v) for v in values] == [float] * len(_GRID)
+
+
+def _values(activation: Any) -> torch.Tensor:
+    """An elementwise function on a few points, in float64."""
+    with torch.no_grad():
+        y: torch.Tensor = activation(torch.tensor(_GRID, dtype=torch.float64))
+    return y.double()
 
 
 def part_at(model: nn.Module, path: str, name: str) -> Any:
@@ -125,7 +147,8 @@ def is_activation_name(attribute: str) -> bool:
 
 
 def remembered(model: nn.Module) -> Specification:
-    """What `replace_` and `apply_` did to a model and to parts of it; dropout and decisions as they are now."""
+    """What `replace_` and `apply_` did to a model and to parts of it; activation, dropout and decisions as they are
+    now."""
     found = []
     for above, part in model.named_modules():
         for entry in vars(part).get(MEMORY) or ():
@@ -136,8 +159,25 @@ def remembered(model: nn.Module) -> Specification:
                     f"{entry['name']} was replaced by an FFF of depth {entry['depth']} and leaf width "
                     f"{entry['leaf_width']}, and is something else now: what was done to this model is not known."
                 )
-            found.append(entry | {key: getattr(layer, key) for key in ("dropout", "transposition", "decision")})
+            now = {key: getattr(layer, key) for key in ("dropout", "transposition", "decision")}
+            found.append(entry | now | {"activation": _activation(layer, entry)})
     return found
+
+
+def _activation(layer: FFF, entry: Mapping[str, Any]) -> Any:
+    """The activation of a layer as an entry has it: a name; for a function without one, where a fresh model has it and
+    a few of its values, by which another function there is found out."""
+    now, was = layer.activation, entry["activation"]
+    if isinstance(now, str):
+        return now
+    tensors = isinstance(now, nn.Module) and [*now.parameters(), *now.buffers()]
+    if tensors or not isinstance(was, dict) or isinstance(recognise(now), str | None):
+        kind = getattr(now, "__name__", type(now).__name__)
+        raise ValueError(
+            f"{entry['name']} was given the activation {kind} after the surgery. A function put there by hand is not "
+            f"saved, a name is: set one of {', '.join(PLAIN)}."
+        )
+    return {"at": was["at"], "values": _values(now).tolist()}
 
 
 def layer_path(entry: Mapping[str, Any]) -> str:
