@@ -304,7 +304,7 @@ def show(rows: Sequence[dict[str, Any]], text: Text, console: Console) -> None:
         soft = f"{row['soft_loss']:.3f}" if leaves else ""
         cells = [f"{row['neurons']}", f"{row['parameters'] / 1e6:.2f} M", f"{row['loss']:.3f}", soft]
         cells += [f"{row['perplexity']:.1f}", f"{row['bits_per_byte']:.3f}", leaves]
-        cells += [f"{dense[name] / row[name]:.2f}x" if row.get(name) else "" for name in TIMES]
+        cells += [f"{dense[name] / row[name]:.2f}x" if row.get(name) and dense.get(name) else "" for name in TIMES]
         table.add_row(NAMES[row["model"]], row["name"], *cells, end_section=row is rows[-1])
     console.print(table)
 

@@ -11,7 +11,7 @@ for needed in ("matplotlib", "rich", "transformers"):
     pytest.importorskip(needed)
 
 FOLDER = Path(__file__).parent.parent / "examples"
-TINY = "--dim 64 --layers 1 --vocabulary 400 --context 64 --batch 8 --rate 1e-2 --limit 700000 --budget 0.1"
+TINY = "--dim 64 --layers 1 --vocabulary 400 --context 64 --batch 8 --rate 1e-2 --limit 700000 --budget 3"
 TINY += " --dense 128 --sizes 2x32"
 
 

@@ -13,7 +13,7 @@ from fastff.experiments import trainer
 from fastff.experiments.case import Case
 from fastff.experiments.data import Dataset, Part
 from fastff.experiments.ensemble import Ensemble
-from fastff.experiments.models import build
+from fastff.experiments.models import _block, build
 from fastff.experiments.settings import Settings
 from fastff.experiments.tables import EXPERIMENTS, TABLE3, VIT
 from fastff.experiments.trainer import Training
@@ -172,7 +172,7 @@ def stripes(monkeypatch):
         return Part((128 + 60 * light).clamp(0, 255).byte(), y)
 
     def build(case, shape, classes):
-        return ViT(shape, classes, feedforward=partial(trainer._block, case), layers=2, dim=16, heads=2)
+        return ViT(shape, classes, feedforward=partial(_block, case), layers=2, dim=16, heads=2)
 
     monkeypatch.setattr(trainer, "build", build)
     return Dataset("stripes", draw(600), draw(150), 3, 255)

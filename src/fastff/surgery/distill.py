@@ -1,4 +1,4 @@
-"""distill_: train the leaves of an operated model, layer by layer, on what the dense blocks answer."""
+"""distill_: train the leaves of an operated model on what the dense blocks answer, or on what the whole model did."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +13,13 @@ from ..layer import FFF
 from .carry import dense_layer
 from .leaves import distill_leaves_, hold_out, relative_error
 from .report import Report
+from .teach import Loss, teach_
 
 
 class Distilled(NamedTuple):
     """What the hard pass of a layer misses, as a share of the variance of the dense block's output, on held-out inputs
-    of the layer."""
+    of the layer. With a teacher: what the operated model misses of the inputs of the block `name`, and, under the name
+    "output", of the model's output (or the loss that was given)."""
 
     name: str
     before: float
@@ -33,32 +35,59 @@ def distill_(
     batch: int = 1024,
     rate: float = 1e-3,
     samples: int = 32768,
+    teacher: nn.Module | None = None,
+    loss: Loss | None = None,
     progress: bool = True,
 ) -> list[Distilled]:
-    """Train the leaves of every FFF layer that `replace_` put into `model` against the dense block that it replaced.
+    """Train the leaves of every FFF layer that `replace_` put into `model`, in the hard pass.
 
-    The layers follow each other in the order of the report; each learns from the inputs that reach it in the operated
-    model. Trees and everything else in the model stay as they are.
+    Trees and everything else in the model stay as they are; so do leaves that training would leave worse, measured on
+    data that is held out.
+
+    Without a teacher, each layer learns what the dense block answers that it replaced. The layers follow each other in
+    the order of the report; each learns from the inputs that reach it in the operated model.
+
+    With a teacher, a copy of the model from before `replace_`, all layers learn at once: what reaches each block, and
+    what the model answers, is to be as in the teacher. That costs more and comes nearer.
 
     Args:
         report: as `replace_` returned it, for this model; it has the dense blocks.
-        data: batches for the model, as in `initialize_tree_`.
-        steps, batch, rate: of Adam, for each layer; the rate falls to 0 as a cosine.
-        samples: how many inputs of a layer are enough; batches past that are not read.
+        data: batches for the model, as in `initialize_tree_`. With a teacher, a step takes one of them; of those
+            that are read, the last tenth, 16 at most, is held out.
+        steps, batch, rate: of Adam, for each layer; the rate falls to 0 as a cosine. With a teacher, `batch` plays no
+            part, and the rate should be lower, 1e-4 or so.
+        samples: how many inputs of a layer are enough; batches past that are not read. Not with a teacher.
+        teacher: the dense model.
+        loss: with a teacher, a function of (output of the model, output of the teacher, batch) to take in place of the
+            mean square between the outputs, relative to the variance.
         progress: show a bar (with rich, if it is installed).
     """
     check_int("steps", steps, 1)
+    if loss is not None and teacher is None:
+        raise ValueError("loss=... compares outputs with a teacher's: pass teacher=... too.")
     found = {name: _layer(model, name) for name in report.blocks}
+    if teacher is not None:
+        with _bar(progress, steps) as advance:
+            before, after = teach_(
+                model, teacher, found, report, data, steps=steps, rate=rate, loss=loss, advance=advance
+            )
+        return [Distilled(name, before[name], after[name]) for name in before]
     made = []
     with _bar(progress, len(found) * steps) as advance, evaluating(model):
         for name, layer in found.items():
             dense = dense_layer(report.blocks[name])
             x = inputs_of(model, {name: layer}, data, samples)[name]
             held_out, train = hold_out(x)
-            before = relative_error(layer, dense, held_out)
-            for loss in distill_leaves_(layer, dense, train, steps=steps, batch=batch, rate=rate):
-                advance(f"{name}: {loss:.3g}")
-            made.append(Distilled(name, before, relative_error(layer, dense, held_out)))
+            start = [p.detach().clone() for p in layer.leaf_parameters()]
+            missed = relative_error(layer, dense, held_out)
+            for error in distill_leaves_(layer, dense, train, steps=steps, batch=batch, rate=rate):
+                advance(f"{name}: {error:.3g}")
+            left = relative_error(layer, dense, held_out)
+            if not left < missed:
+                left = missed
+                for p, old in zip(layer.leaf_parameters(), start, strict=True):
+                    p.copy_(old)
+            made.append(Distilled(name, missed, left))
     return made
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
+from ..activations import function
 from ..backends.reference import leaf_hidden
 from ..checks import check_int
 from ..layer import FFF
@@ -118,6 +119,26 @@ def relative_error(layer: FFF, dense: FFF, x: Tensor) -> float:
     return missed / variance if variance else math.inf if missed else 0.0
 
 
+def visited(layer: FFF, x: Tensor) -> Tensor:
+    """The hard pass at x (..., in), made for learning: the samples of a leaf together, and its gradient apart.
+
+    An index into the parameter of all leaves would have a gradient of its size, once for every leaf that is visited.
+    """
+    flat = x.reshape(-1, layer.in_features)
+    if not len(flat):
+        return layer(x)
+    leaf, order = layer.route(flat).sort()
+    used, counts = leaf.unique_consecutive(return_counts=True)
+    parts = [[None] * layer.num_leaves if t is None else t.unbind() for t in layer._leaves]
+    act, y = function(layer.activation), []
+    for j, some in zip(used.tolist(), flat[order].split(counts.tolist()), strict=True):
+        in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias = (part[j] for part in parts)
+        hidden = F.linear(some, in_weight, in_bias)
+        hidden = act(hidden) if gate_weight is None else act(F.linear(some, gate_weight, gate_bias)) * hidden
+        y.append(F.linear(hidden, out_weight.mT, out_bias))
+    return torch.cat(y)[order.argsort()].reshape(*x.shape[:-1], layer.out_features)
+
+
 def distill_leaves_(
     layer: FFF, dense: FFF, x: Tensor, *, steps: int = 1000, batch: int = 1024, rate: float = 1e-3
 ) -> Iterable[float]:
@@ -129,12 +150,11 @@ def distill_leaves_(
     check_int("steps", steps, 1)
     if layer.leaf_in_weight.dtype == torch.float16:
         raise ValueError("Adam overflows in float16: distil in float32 or bfloat16, and convert the model afterwards.")
-    mode, trained = layer.training, {p: p.requires_grad for p in layer.parameters()}
+    trained = {p: p.requires_grad for p in layer.parameters()}
     leaves = list(layer.leaf_parameters())
     optimizer = torch.optim.Adam(leaves, lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     try:
-        layer.eval()
         for parameter in leaves:
             parameter.requires_grad_(True)
         for _ in range(steps):
@@ -142,14 +162,13 @@ def distill_leaves_(
             with torch.no_grad():
                 y = dense(some)
             with torch.enable_grad():
-                loss = F.mse_loss(layer(some), y)
+                loss = F.mse_loss(visited(layer, some), y)
                 optimizer.zero_grad()
                 loss.backward()
             optimizer.step()
             schedule.step()
             yield loss.item()
     finally:
-        layer.train(mode)
         for parameter, wanted in trained.items():
             parameter.requires_grad_(wanted)
             parameter.grad = None

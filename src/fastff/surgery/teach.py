@@ -1,0 +1,177 @@
+"""Distillation of a whole operated model against the model that it was: all leaves learn at once, in the hard pass.
+
+Layer by layer, an FFF learns what its block answers, and what it still misses adds up on the way to the model's output.
+Here the loss is taken where it matters: at what reaches each replaced block, at what the model answers, both compared
+with the teacher's on the same batch. So a later layer learns to make up for what an earlier one misses.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import batches, evaluating, feed
+from ..layer import FFF
+from .leaves import visited
+from .report import Report
+
+Loss = Callable[[Any, Any, Any], Tensor]
+Advance = Callable[[str], None]
+Errors = dict[str, float]
+
+OUTPUT = "output"
+_MEASURED = 16  # batches
+
+
+def teach_(
+    model: nn.Module,
+    teacher: nn.Module,
+    layers: dict[str, FFF],
+    report: Report,
+    data: Any,
+    *,
+    steps: int,
+    rate: float,
+    loss: Loss | None,
+    advance: Advance,
+) -> tuple[Errors, Errors]:
+    """Train the leaves of these layers; returns what is missed at each place before and after, on held-out batches.
+
+    If the output is further from the teacher's in the end, the leaves are put back as they were.
+    """
+    places = {name: _dense(teacher, report.blocks[name].linears[0]) for name in layers}
+    leaves = [p for layer in layers.values() for p in layer.leaf_parameters()]
+    if any(p.dtype == torch.float16 for p in leaves):
+        raise ValueError("Adam overflows in float16: distil in float32 or bfloat16, and convert the model afterwards.")
+    parts = list(islice(batches(data), steps + _MEASURED))
+    if not parts:
+        raise ValueError("data holds no batch. Pass batches for the model.")
+    # The last ones: replace_ may have fitted the leaves to the first.
+    train = parts[: len(parts) - min(_MEASURED, len(parts) // 10)]
+    held = parts[len(train) :] or parts
+    trained = {p: p.requires_grad for p in model.parameters()}
+    start = [p.detach().clone() for p in leaves]
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(evaluating(model))
+        enter(evaluating(teacher))
+        ours, theirs = enter(seeing(model, layers)), enter(seeing(teacher, places))
+
+        def missed(batch: Any) -> dict[str, Tensor]:
+            with torch.no_grad():
+                feed(teacher, batch)
+            feed(model, batch)
+            found = {name: relative(ours[name], theirs[name]) for name in layers}
+            a, b = ours[OUTPUT], theirs[OUTPUT]
+            found[OUTPUT] = relative(first_tensor(a), first_tensor(b)) if loss is None else loss(a, b, batch)
+            return found
+
+        def measure() -> Errors:
+            found = [missed(batch) for batch in held]
+            return {name: sum(one[name].item() for one in found) / len(found) for name in found[0]}
+
+        before = measure()
+        try:
+            for p in trained:
+                p.requires_grad_(False)
+            for p in leaves:
+                p.requires_grad_(True)
+            optimizer = torch.optim.Adam(leaves, lr=rate, fused=leaves[0].device.type in ("cpu", "cuda"))
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, steps=steps))
+            order: list[int] = []
+            with learning(layers.values()):
+                for _ in range(steps):
+                    order = order or torch.randperm(len(train)).tolist()
+                    with torch.enable_grad():
+                        found = missed(train[order.pop()])
+                        total = found[OUTPUT] + sum(found[name] for name in layers) / len(layers)
+                        optimizer.zero_grad()
+                        total.backward()
+                    optimizer.step()
+                    schedule.step()
+                    advance(f"{OUTPUT}: {found[OUTPUT].item():.3g}")
+        finally:
+            for p, wanted in trained.items():
+                p.requires_grad_(wanted)
+            for p in leaves:
+                p.grad = None
+        after = measure()
+        if not after[OUTPUT] < before[OUTPUT]:
+            for p, old in zip(leaves, start, strict=True):
+                p.copy_(old)
+            after = before
+    return before, after
+
+
+def relative(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The mean square of the difference, over the variance of theirs about the mean of each feature."""
+    wide = theirs.detach().float().reshape(-1, theirs.shape[-1])
+    variance = (wide - wide.mean(0)).square().mean()
+    return (ours.float() - theirs.float()).square().mean() / variance.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """What a model answers with: a tensor, or the first one of a tuple or of a mapping."""
+    values = (
+        output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else [output]
+    )
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+            return value
+    raise TypeError(f"the model answers with a {type(output).__name__} without a tensor in it; pass loss=...")
+
+
+@contextmanager
+def seeing(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Any]]:
+    """What reaches each of these modules of a model, and what the model answers: always of the batch that ran last."""
+    seen: dict[str, Any] = {}
+
+    def arrives(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
+        seen[name] = args[0] if args else next(iter(kwargs.values()))
+
+    def answers(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen[OUTPUT] = output
+
+    handles = [
+        module.register_forward_pre_hook(partial(arrives, name=name), with_kwargs=True)
+        for name, module in modules.items()
+    ]
+    handles.append(model.register_forward_hook(answers))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def learning(layers: Any) -> Iterator[None]:
+    """These layers with the hard pass that is made for learning."""
+    layers = list(layers)
+    for layer in layers:
+        layer.forward = partial(visited, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _share(step: int, steps: int) -> float:
+    """Of the rate: it rises for a twentieth of the steps, then falls to 0 as a cosine."""
+    return min(1.0, (step + 1) * 20 / steps) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _dense(teacher: nn.Module, path: str) -> nn.Module:
+    try:
+        found = teacher.get_submodule(path)
+    except AttributeError:
+        found = None
+    if found is None or isinstance(found, FFF):
+        raise ValueError(f"the teacher has no dense block at {path!r}. Pass a copy of the model from before replace_.")
+    return found
