@@ -198,6 +198,7 @@ def test_data_that_is_missing_or_damaged_is_told_before_any_training(error, untr
         ("reproduce table1 --dataset imagenet", "no data set is called 'imagenet'"),
         ("reproduce table1 --recipe ours", "no recipe is called 'ours'. There are: paper, fastff."),
         ("reproduce table1 --widths 0", "--widths is a list of numbers from 1 up"),
+        ("reproduce table1 --models MoE", "the experiment has no model 'MoE'; it has FF, FFF"),
         ("reproduce table1 --leaf-widths x", "--leaf-widths is a list of numbers from 1 up"),
         ("reproduce table1 --set lr", "--set is name=value"),
         ("reproduce table1 --format xml", "--format is one of table, json; got 'xml'"),

@@ -39,6 +39,7 @@ def reproduce(
     dataset: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
     widths: Annotated[str, typer.Option(help="training widths: a list; default: those of the paper")] = "",
     leaf_widths: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
+    models: Annotated[str, typer.Option(help="a list of FF, MoE, FFF; default: those of the paper")] = "",
     runs: Annotated[int, typer.Option(help="seeds of each training", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,
     recipe: Annotated[str, typer.Option(help="a list: paper as it is written there, fastff as it is better")] = RECIPES,
@@ -80,6 +81,7 @@ def reproduce(
             seeds=range(seed, seed + runs),
             changes=_changes(settings or [], epochs),
         )
+        cases = _of_models(cases, words(models))
     if not cases:
         errors.print(escape(f"{chosen.title}: {chosen.about}."), soft_wrap=True)
         if experiment == "regions" and not dry_run:
@@ -145,6 +147,14 @@ def report(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
     console.print(str(output), soft_wrap=True)
+
+
+def _of_models(cases: list[Case], models: Sequence[str]) -> list[Case]:
+    there = list(dict.fromkeys(case.model for case in cases))
+    for model in models:
+        if model not in there:
+            raise ValueError(f"the experiment has no model {model!r}; it has {', '.join(there) or 'none'}.")
+    return [case for case in cases if not models or case.model in models]
 
 
 def _opened(path: Path) -> Store:

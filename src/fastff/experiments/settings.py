@@ -15,6 +15,7 @@ class Settings:
     schedule: Literal["constant", "cosine"] = "cosine"
     weight_decay: float = 0.0  # decoupled
     batch: int = 256
+    precision: Literal["highest", "high"] = "highest"  # of products on a GPU: float32, or TF32
     epochs: int = 0  # at most
     steps: int = 0  # the same in steps of the optimiser, whatever the size of the data set
     patience: int = 0  # epochs without improvement after which a member stops; 0: none does

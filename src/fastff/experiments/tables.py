@@ -115,7 +115,15 @@ def _inference_counterparts(plan: Plan) -> list[Case]:
 
 # The paper's Table 2 has its own recipe.
 TABLE2 = PAPER.changed(
-    {"optimizer": "adam", "rate": 1e-3, "batch": 4096, "epochs": 7000, "patience": 350, "plateau": 250}
+    {
+        "optimizer": "adam",
+        "rate": 1e-3,
+        "batch": 4096,
+        "precision": "high",
+        "epochs": 7000,
+        "patience": 350,
+        "plateau": 250,
+    }
 )
 
 
@@ -146,6 +154,7 @@ TABLE3 = PAPER.changed(
         "optimizer": "adam",
         "rate": 4e-4,
         "batch": 512,
+        "precision": "high",
         "epochs": 500,
         "patience": 100,
         "plateau": 50,
@@ -167,6 +176,7 @@ VIT = dataclasses.replace(
     rate=1e-3,
     weight_decay=0.05,
     batch=512,
+    precision="high",
     steps=0,
     epochs=100,
     plateau_of="validation",

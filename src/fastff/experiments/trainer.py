@@ -59,10 +59,8 @@ def train(
         stack.enter_context(
             torch.random.fork_rng(range(torch.cuda.device_count()) if device.startswith("cuda") else [])
         )
-        # A transformer's products are in TF32 on a GPU that has it.
-        precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if is_transformer(cases[0]) else "highest")
-        stack.callback(torch.set_float32_matmul_precision, precision)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision(Settings(**dict(cases[0].settings)).precision)
         training = Training(cases, torch.device(device), _load(cases[0].dataset, root))
         if checkpoint is not None and checkpoint.exists():
             training.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True))
