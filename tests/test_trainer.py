@@ -87,7 +87,7 @@ def test_sharing_keeps_leaves_near_each_other():
             training.advance()
         return before, training.ensemble.parameters["leaf_in_weight"].detach().std(1).mean().item()
 
-    apart, close = spread(), spread(sharing=0.03)
+    apart, close = spread(), spread(sharing=0.9)
     assert apart[0] > 0.01
     assert close[0] == 0  # they start alike
     assert 0 < close[1] < apart[1] / 2

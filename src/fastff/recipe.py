@@ -36,10 +36,10 @@ class Recipe:
         decision, transposition: set on every FFF layer.
         noise: normal noise on the inputs of FFF layers in training, at first so many times the standard deviation of
             the batch; it falls to 0 as a cosine.
-        sharing: each step moves every leaf by this part of the way to the mean of its layer's leaves, less and less: it
-            falls to 0 as the noise does. All leaves of a layer then start as its first one. For wide leaves and for
-            layers inside of a model, where a leaf sees few samples for its size; not for weights carried over from a
-            dense model, whose leaves differ from the start.
+        sharing: how much leaves learn from the samples of each other, from 0 to 1, where all learn the same. All leaves
+            of a layer then start as its first one. For wide leaves and for layers inside of a model, where a leaf sees
+            few samples for its size; not for weights carried over from a dense model, whose leaves differ from the
+            start.
         balance: weight of the balance loss.
         hardening, reduction: weight and kind of the hardening loss.
         temperature: at the start and at the end of training; equal ratios in between.
@@ -69,7 +69,8 @@ class Recipe:
     ) -> None:
         self.steps = check_int("steps", steps, 1)
         check_probability("transposition", transposition)
-        check_probability("sharing", sharing)
+        if not 0 <= sharing <= 1:
+            raise ValueError(f"sharing must be from 0 to 1; got {sharing}.")
         if decision not in ("soft", "straight_through"):
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
         for name, value in {"noise": noise, "balance": balance, "hardening": hardening}.items():
@@ -91,14 +92,19 @@ class Recipe:
             if sharing:
                 alike_(layer)
             layer.decision, layer.transposition = decision, transposition
-            for hook in list(layer._forward_pre_hooks.values()):
-                if isinstance(other := getattr(hook, "__self__", None), Recipe):
-                    other.close()  # one that was given up
-        # Tensors, so that compiled and recorded steps see them change.
+            for hooks in (layer._forward_pre_hooks, *(leaf._backward_hooks for leaf in layer.leaf_parameters())):
+                for hook in list((hooks or {}).values()):
+                    if isinstance(other := getattr(hook, "__self__", None), Recipe):
+                        other.close()  # one that was given up
+        # A tensor, so that compiled and recorded steps see it change.
         self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
-        self.pull = torch.zeros_like(self.deviation)
-        blurred = found.values() if noise else ()
-        self._hooks = [layer.register_forward_pre_hook(self._blur, with_kwargs=True) for layer in blurred]
+        self._hooks = []
+        for layer in found.values():
+            if noise:
+                self._hooks.append(layer.register_forward_pre_hook(self._blur, with_kwargs=True))
+            for leaf in layer.leaf_parameters() if sharing else ():
+                if leaf.requires_grad:
+                    self._hooks.append(leaf.register_hook(self._share))
         self._set()
 
     @property
@@ -118,10 +124,6 @@ class Recipe:
 
     def step(self) -> None:
         """Call this after every step of the optimiser."""
-        if self.sharing:
-            leaves = [p for layer in layers(self.model).values() for p in layer.leaf_parameters() if p.requires_grad]
-            for leaf in leaves:
-                share_(leaf.data, self.pull)
         self.count += 1
         if self.data is not None and (self.count >= self.steps or self.count % self.rebalance_every == 0):
             rebalance_(self.model, self.data, least=self.least)
@@ -129,15 +131,13 @@ class Recipe:
 
     def _set(self) -> None:
         done = min(1.0, self.count / self.steps)
-        fading = (1 + math.cos(math.pi * done)) / 2
-        self.deviation.fill_(self.noise * fading)
-        self.pull.fill_(self.sharing * fading)
+        self.deviation.fill_(self.noise * (1 + math.cos(math.pi * done)) / 2)
         set_temperature_(self.model, self.temperature)
         if done == 1:
             self.close()
 
     def close(self) -> None:
-        """End the noise for good, as the last step does: for a training that ends before its time."""
+        """End the noise and the sharing for good, as the last step does: for a training that ends before its time."""
         for hook in self._hooks:
             hook.remove()
 
@@ -148,6 +148,9 @@ class Recipe:
         scale = self.deviation.to(x.dtype) * x.detach().std(correction=0)
         return (x + scale * torch.randn_like(x),), {}
 
+    def _share(self, grad: Tensor) -> Tensor:
+        return share(grad, self.sharing)
+
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
 
@@ -156,6 +159,10 @@ class Recipe:
         self._set()
 
 
-def share_(leaves: Tensor, pull: Tensor, dim: int = 0) -> None:
-    """Move a parameter of all leaves, which are along `dim`, by the part `pull` of the way to their mean."""
-    leaves.lerp_(leaves.mean(dim, keepdim=True).expand_as(leaves), pull.to(leaves.dtype))
+def share(grad: Tensor, sharing: float, dim: int = 0) -> Tensor:
+    """The gradient of a parameter of all leaves, which are along `dim`, with a part of each from the samples of all.
+
+    With g one leaf's gradient, G the sum over the leaves and L their number: (1 - sharing) g + sharing G / sqrt(L). The
+    root makes both parts equally noisy, as a leaf sees one sample in L.
+    """
+    return torch.lerp(grad, grad.sum(dim, keepdim=True) / math.sqrt(grad.shape[dim]), sharing)

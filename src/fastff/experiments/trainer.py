@@ -23,7 +23,7 @@ from ..baselines import MoE, importance_loss, load_loss
 from ..hardening import bernoulli_entropy
 from ..initialize import alike_, initialize_tree_, shift_boundaries_
 from ..layer import FFF
-from ..recipe import Recipe, share_
+from ..recipe import Recipe, share
 from . import data
 from .augment import augment
 from .case import Case, Result
@@ -135,8 +135,6 @@ class Training:
         self.every = max(1, round(EVALUATION_STEPS / self.steps))
         self.ensemble = Ensemble(models, large=is_transformer(cases[0]))
         self.optimizer = Optimizer(self.ensemble, settings.optimizer, weight_decay=settings.weight_decay)
-        trained = self.ensemble.trained.items()
-        self._leaves = [p for name, p in trained if name.rpartition(".")[2].startswith("leaf_")]
         self.rates = [settings.rate] * len(cases)
         self.recipe = _recipe(self.ensemble.model, settings, self.most_epochs)
         members = len(cases)
@@ -177,10 +175,13 @@ class Training:
         if self.settings.augment:
             x = augment(x.flatten(0, 1)).view_as(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
-        self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
-        if self.settings.sharing and self.recipe is not None:
-            for leaves in self._leaves:
-                share_(leaves.data, self.recipe.pull, 1)
+        grads: Sequence[Tensor] = torch.autograd.grad(loss, self.optimizer.parameters)
+        if self.settings.sharing:
+            grads = [
+                share(grad, self.settings.sharing, 1) if "leaf_" in name else grad
+                for name, grad in zip(self.ensemble.trained, grads, strict=True)
+            ]
+        self.optimizer.step(grads)
         self._at += 1
 
     def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:
