@@ -183,13 +183,15 @@ def stripes(monkeypatch):
     [
         Settings(batch=64, epochs=8, rate=1e-2, decision="soft", last_temperature=30.0, noise=0.3),
         Settings(batch=64, epochs=8, rate=1e-2, frozen=True, augment=True, balance=0.0, balanced=False),
+        Settings(batch=64, epochs=8, rate=1e-2, sharing=0.5, noise=0.0),
     ],
-    ids=["soft", "frozen"],
+    ids=["soft", "frozen", "shared"],
 )
-def test_training(stripes, settings):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_training(stripes, settings, device):
     """Losses fall, the hard pass learns, and what is measured of the tree is right for inputs of many tokens."""
     cases = [Case("stripes", "ViT-FFF", 16, 4, 2, "fastff", "G_A", seed, settings.items()) for seed in range(2)]
-    training = Training(cases, torch.device("cpu"), stripes)
+    training = Training(cases, torch.device(device), stripes)
     start = {name: tensor.clone() for name, tensor in training.ensemble.state_dict().items()}
     if settings.balanced:
         assert all(share > 0.8 for share in shares(training, 0))  # of a few tokens, but for those of the same patch

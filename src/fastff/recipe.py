@@ -86,11 +86,11 @@ class Recipe:
         self.hardening, self.reduction = hardening, reduction
         self.temperatures, self.hard, self.least = temperature, hard, least
         self.rebalance_every = check_int("rebalance_every", rebalance_every, 0) or max(1, self.steps // 100)
+        for layer in found.values() if sharing else ():
+            alike_(layer)  # first, since the trees of later layers are placed by what earlier ones give
         if data is not None:
             initialize_tree_(model, data, std=std)
         for layer in found.values():
-            if sharing:
-                alike_(layer)
             layer.decision, layer.transposition = decision, transposition
             for hooks in (layer._forward_pre_hooks, *(leaf._backward_hooks for leaf in layer.leaf_parameters())):
                 for hook in list((hooks or {}).values()):

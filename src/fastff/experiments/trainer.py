@@ -155,13 +155,12 @@ class Training:
         torch.manual_seed(case.seed)
         model = build(case, tuple(self.x.shape[1:]), classes).to(self.device)
         trees = [module for module in model.modules() if isinstance(module, FFF)]
+        for layer in trees if settings.sharing else ():
+            alike_(layer)
         if trees and settings.balanced:
             initialize_tree_(model, list(self.x[self.training[i]].split(256)), std=settings.std)
-        for layer in trees:
-            if settings.sharing:
-                alike_(layer)
-            if settings.frozen:
-                layer.freeze_tree_()
+        for layer in trees if settings.frozen else ():
+            layer.freeze_tree_()
         return model
 
     def _restore(self, state: dict[str, Tensor]) -> None:
