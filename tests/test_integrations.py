@@ -173,11 +173,11 @@ def test_trainer_starts_balanced_and_ends_without_noise(tmp_path):
     assert not model.fff._forward_pre_hooks
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.8])
-def test_trainer_resumes_exactly(tmp_path, noise):
+@pytest.mark.parametrize(("noise", "sharing"), [(0.0, 0.0), (0.8, 0.5)])
+def test_trainer_resumes_exactly(tmp_path, noise, sharing):
     """Twelve steps at once, and six, a new process's objects, and six more: bit-equal, noise and rebalancing in."""
     data = {"x": samples()[0]}
-    options = OPTIONS | {"noise": noise, "rebalance_every": 4, "least": 0.5}
+    options = OPTIONS | {"noise": noise, "sharing": sharing, "rebalance_every": 4, "least": 0.5}
 
     def train(path, resume=None, **more):
         torch.manual_seed(5)

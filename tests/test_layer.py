@@ -222,6 +222,39 @@ def test_transposition_swaps_children_at_its_rate():
     torch.testing.assert_close(soft[moved], expected)
 
 
+@pytest.mark.parametrize("how", ["eager", "compiled", "copied", "func", "members"])
+@pytest.mark.parametrize("options", [{}, {"node_width": 2, "activation": "swiglu"}, {"bias": False}])
+def test_sharing_mixes_the_gradients_of_leaves(options, how):
+    """(1 - s) g + s G / sqrt(L), and no other number changes: neither outputs nor the gradients of nodes and inputs."""
+    torch.manual_seed(0)
+    layer = make(depth=3, decision="straight_through", **options)
+    x = torch.randn(11, 5, dtype=torch.float64)
+
+    def grads(layer):
+        named = dict(layer.named_parameters())
+        if how == "func":
+            return grad(lambda p: functional_call(layer, p, (x,)).square().sum())(named)
+        if how == "members":
+            stacked = {name: torch.stack([p, p]) for name, p in named.items()}
+            losses = vmap(lambda p: functional_call(layer, p, (x,)).square().sum())(stacked)
+            found = torch.autograd.grad(losses.sum(), list(stacked.values()))
+            return {name: both[1] for name, both in zip(named, found, strict=True)}
+        run = torch.compile(layer, backend="aot_eager", fullgraph=True) if how == "compiled" else layer
+        return dict(zip(named, torch.autograd.grad(run(x).square().sum(), list(named.values())), strict=True))
+
+    own, before = grads(layer), layer(x)
+    layer.sharing = 0.3
+    assert torch.equal(layer(x), before)
+    shared = grads(copy.deepcopy(layer) if how == "copied" else layer)
+    for name, g in own.items():
+        total = g.sum(0, keepdim=True) / math.sqrt(8)
+        torch.testing.assert_close(shared[name], 0.7 * g + 0.3 * total if name.startswith("leaf_") else g)
+    with pytest.raises(ValueError, match="sharing must be from 0 to 1; got 1.5"):
+        make(sharing=1.5)
+    with pytest.raises(TypeError, match="sharing is a number from 0 to 1"):
+        make(sharing="0.5")
+
+
 def test_dropout_acts_on_the_hidden_layer_in_training_only():
     layer = make(6, 200, depth=0, leaf_width=1, activation="identity", bias=False, dropout=0.4)
     x = torch.randn(4000, 6, dtype=torch.float64)

@@ -332,6 +332,14 @@ def test_a_layer_that_is_left_out_does_not_stop_the_others():
     assert all(torch.equal(p, before[name]) == (name[0] in "24") for name, p in model.named_parameters())
 
 
+def test_shared_gradients_are_refused():
+    layer = make(depth=2, sharing=0.5)
+    optimizer = LocalSGD(layer, 0.1)
+    layer(torch.randn(3, 5).double()).sum().backward()
+    with pytest.raises(ValueError, match=r"sharing=0.5: a leaf's gradient comes from the samples of all"):
+        optimizer.step()
+
+
 def test_gradients_of_the_hard_pass_are_refused():
     """Leaves get gradients in evaluation too, but there is no count of the samples."""
     layer = make(depth=2)

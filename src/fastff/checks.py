@@ -27,6 +27,13 @@ def check_probability(name: str, value: float) -> None:
         raise ValueError(f"{name} is a probability and must be in [0, 1); got {value}.")
 
 
+def check_share(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number from 0 to 1; got {value!r} of type {type(value).__name__}.")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1; got {value}.")
+
+
 def allocate(
     shapes: Mapping[str, tuple[int, ...] | None],
     device: torch.device | str | None,

@@ -4,6 +4,7 @@ soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on th
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
 """
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -69,6 +70,35 @@ def soft(
     hidden = parts.leaf_hidden(flat, leaves, activation)
     y = parts.mix(F.dropout(hidden, dropout) if dropout else hidden, weights, leaves)
     return Soft(restore(y, x), logits, weights)
+
+
+def share(leaves: Leaves, sharing: float) -> Leaves:
+    """The leaves as they are, but with a part of each one's gradient from the samples of all.
+
+    With g one leaf's gradient, G the sum over the leaves and L their number: (1 - sharing) g + sharing G / sqrt(L). The
+    root makes both parts equally noisy, as a leaf sees one sample in L.
+    """
+    shared: list[Any] = [None if p is None else _Shared.apply(p, sharing) for p in leaves]  # type: ignore[no-untyped-call]
+    return Leaves(*shared)
+
+
+class _Shared(torch.autograd.Function):
+    """A parameter of all leaves, which are along its first dimension."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(parameter: Tensor, sharing: float) -> Tensor:
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.sharing = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        total = grad.sum(0, keepdim=True) / math.sqrt(len(grad))
+        return torch.lerp(grad, total, ctx.sharing), None
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:

@@ -132,9 +132,10 @@ def random_median_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
 
 @torch.no_grad()
 def alike_(layer: FFF) -> None:
-    """Make all leaves of a layer as its first one is."""
+    """Make all leaves of a layer as its first one is, but for what is frozen."""
     for parameter in layer.leaf_parameters():
-        parameter.copy_(parameter[:1].expand_as(parameter))
+        if parameter.requires_grad:
+            parameter.copy_(parameter[:1].expand_as(parameter))
 
 
 @torch.no_grad()

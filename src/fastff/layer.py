@@ -14,7 +14,7 @@ from . import activations, functional
 from . import tree as heap
 from .activations import Activation
 from .backends.reference import at_least_float32
-from .checks import allocate, check_int, check_probability
+from .checks import allocate, check_int, check_probability, check_share
 from .functional import Leaves, Tree
 from .memory import remember
 
@@ -32,6 +32,8 @@ class FFF(nn.Module):
         dropout: on the hidden layer of the leaves, in training.
         transposition: the probability, in training, that a node swaps the weights of its children for a sample: a
             remedy for localised overfitting.
+        sharing: how much leaves learn from the samples of each other, from 0 to 1, where all learn the same: see
+            `Recipe`. It is for leaves that start alike.
         decision: "soft" mixes the leaves in training; "straight_through" uses the leaf that evaluation would use, with
             the gradient of the soft mixture for the tree.
 
@@ -65,6 +67,7 @@ class FFF(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         transposition: float = 0.0,
+        sharing: float = 0.0,
         decision: Literal["soft", "straight_through"] = "soft",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -77,12 +80,13 @@ class FFF(nn.Module):
         self.node_width = node_width = check_int("node_width", node_width, 1)
         check_probability("dropout", dropout)
         check_probability("transposition", transposition)
+        check_share("sharing", sharing)
         activations.check(activation)
         if decision not in ("soft", "straight_through"):
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
         self.activation = activation
         self.bias = bool(bias)
-        self.dropout, self.transposition = float(dropout), float(transposition)
+        self.dropout, self.transposition, self.sharing = float(dropout), float(transposition), float(sharing)
         self.decision = decision
 
         nodes, leaves, n = heap.num_nodes(depth), heap.num_leaves(depth), node_width
@@ -131,7 +135,7 @@ class FFF(nn.Module):
         output, logits, mixture = functional.soft(
             x,
             self._tree,
-            self._leaves,
+            functional.share(self._leaves, self.sharing) if self.sharing else self._leaves,
             activation=self.activation,
             temperature=self._temperature,
             transposition=self.transposition,
@@ -252,7 +256,8 @@ class FFF(nn.Module):
             "depth": self.depth,
             "leaf_width": self.leaf_width,
         }
-        defaults = {"node_width": 1, "bias": True, "dropout": 0.0, "transposition": 0.0, "decision": "soft"}
+        defaults: dict[str, Any] = {"node_width": 1, "bias": True, "dropout": 0.0, "transposition": 0.0}
+        defaults |= {"sharing": 0.0, "decision": "soft"}
         options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
         if not isinstance(self.activation, nn.Module):
             options["activation"] = self.activation

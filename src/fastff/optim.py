@@ -106,6 +106,11 @@ class _Local(torch.optim.Optimizer):
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         graded = {group["layer"] for group in self.param_groups if any(p.grad is not None for p in group["params"])}
         for name, layer in self._layers.items():
+            if layer.sharing:
+                raise ValueError(
+                    f"the FFF layer {name!r} has sharing={layer.sharing}: a leaf's gradient comes from the samples "
+                    "of all, not from those that are counted here. Set it to 0, or use an optimiser of torch.optim."
+                )
             mixture = layer._mixture
             if mixture is not None and mixture is not self._known[name]() and not has_escaped(mixture):
                 # A compiled forward runs no hook; what it left on the layer is counted here: the last forward alone.

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .checks import check_int, check_probability
+from .checks import check_int, check_probability, check_share
 from .hardening import balance_loss, hardening_loss, layers, set_temperature_
 from .initialize import alike_, initialize_tree_, rebalance_
 from .layer import FFF
@@ -33,19 +33,18 @@ class Recipe:
         data: training inputs, as in `initialize_tree_`, for the start and for rebalancing; None leaves both out.
         steps: how often step() will be called. With the last call the noise is gone, the tree rebalanced, and the
             temperature `hard`, at which the soft pass equals the hard one but for samples on a boundary.
-        decision, transposition: set on every FFF layer.
+        decision, transposition, sharing: set on every FFF layer. With sharing all leaves of a layer start as its first
+            one. It is for wide leaves and for layers inside of a model, where a leaf sees few samples for its size; not
+            for weights carried over from a dense model, whose leaves differ from the start.
         noise: normal noise on the inputs of FFF layers in training, at first so many times the standard deviation of
             the batch; it falls to 0 as a cosine.
-        sharing: how much leaves learn from the samples of each other, from 0 to 1, where all learn the same. All leaves
-            of a layer then start as its first one. For wide leaves and for layers inside of a model, where a leaf sees
-            few samples for its size; not for weights carried over from a dense model, whose leaves differ from the
-            start.
         balance: weight of the balance loss.
         hardening, reduction: weight and kind of the hardening loss.
         temperature: at the start and at the end of training; equal ratios in between.
         std: of the node logits at the start.
         least: every `rebalance_every` steps each leaf is given at least this part of its fair share of the data.
         rebalance_every: 0 for a hundredth of the steps.
+        fresh: False for a model in the midst of a training: its trees and leaves stay as they are.
     """
 
     def __init__(
@@ -66,11 +65,12 @@ class Recipe:
         std: float = 1.0,
         least: float = 0.1,
         rebalance_every: int = 0,
+        fresh: bool = True,
     ) -> None:
         self.steps = check_int("steps", steps, 1)
         check_probability("transposition", transposition)
-        if not 0 <= sharing <= 1:
-            raise ValueError(f"sharing must be from 0 to 1; got {sharing}.")
+        check_share("sharing", sharing)
+        check_share("least", least)
         if decision not in ("soft", "straight_through"):
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
         for name, value in {"noise": noise, "balance": balance, "hardening": hardening}.items():
@@ -82,29 +82,21 @@ class Recipe:
             raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
         found = layers(model)
         self.model, self.data, self.count = model, data, 0
-        self.noise, self.sharing, self.balance = noise, sharing, balance
+        self.noise, self.balance = noise, balance
         self.hardening, self.reduction = hardening, reduction
         self.temperatures, self.hard, self.least = temperature, hard, least
         self.rebalance_every = check_int("rebalance_every", rebalance_every, 0) or max(1, self.steps // 100)
-        for layer in found.values() if sharing else ():
-            alike_(layer)  # first, since the trees of later layers are placed by what earlier ones give
-        if data is not None:
-            initialize_tree_(model, data, std=std)
+        if fresh:
+            _start(model, data, std, alike=sharing > 0)
         for layer in found.values():
-            layer.decision, layer.transposition = decision, transposition
-            for hooks in (layer._forward_pre_hooks, *(leaf._backward_hooks for leaf in layer.leaf_parameters())):
-                for hook in list((hooks or {}).values()):
-                    if isinstance(other := getattr(hook, "__self__", None), Recipe):
-                        other.close()  # one that was given up
+            layer.decision, layer.transposition, layer.sharing = decision, transposition, sharing
+            for hook in list(layer._forward_pre_hooks.values()):
+                if isinstance(other := getattr(hook, "__self__", None), Recipe):
+                    other.close()  # one that was given up
         # A tensor, so that compiled and recorded steps see it change.
         self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
-        self._hooks = []
-        for layer in found.values():
-            if noise:
-                self._hooks.append(layer.register_forward_pre_hook(self._blur, with_kwargs=True))
-            for leaf in layer.leaf_parameters() if sharing else ():
-                if leaf.requires_grad:
-                    self._hooks.append(leaf.register_hook(self._share))
+        blurred = found.values() if noise else ()
+        self._hooks = [layer.register_forward_pre_hook(self._blur, with_kwargs=True) for layer in blurred]
         self._set()
 
     @property
@@ -137,7 +129,7 @@ class Recipe:
             self.close()
 
     def close(self) -> None:
-        """End the noise and the sharing for good, as the last step does: for a training that ends before its time."""
+        """End the noise for good, as the last step does: for a training that ends before its time."""
         for hook in self._hooks:
             hook.remove()
 
@@ -148,9 +140,6 @@ class Recipe:
         scale = self.deviation.to(x.dtype) * x.detach().std(correction=0)
         return (x + scale * torch.randn_like(x),), {}
 
-    def _share(self, grad: Tensor) -> Tensor:
-        return share(grad, self.sharing)
-
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
 
@@ -159,10 +148,17 @@ class Recipe:
         self._set()
 
 
-def share(grad: Tensor, sharing: float, dim: int = 0) -> Tensor:
-    """The gradient of a parameter of all leaves, which are along `dim`, with a part of each from the samples of all.
-
-    With g one leaf's gradient, G the sum over the leaves and L their number: (1 - sharing) g + sharing G / sqrt(L). The
-    root makes both parts equally noisy, as a leaf sees one sample in L.
-    """
-    return torch.lerp(grad, grad.sum(dim, keepdim=True) / math.sqrt(grad.shape[dim]), sharing)
+def _start(model: nn.Module, data: Any, std: float, alike: bool) -> None:
+    """Place the trees, on leaves that are alike if asked for; all or nothing."""
+    before = [(p, p.detach().clone()) for layer in layers(model).values() if alike for p in layer.leaf_parameters()]
+    try:
+        if alike:  # first, since the trees of later layers are placed by what earlier ones give
+            for layer in layers(model).values():
+                alike_(layer)
+        if data is not None:
+            initialize_tree_(model, data, std=std)
+    except BaseException:
+        with torch.no_grad():
+            for parameter, value in before:
+                parameter.copy_(value)
+        raise

@@ -39,7 +39,9 @@ def reproduce(
     dataset: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
     widths: Annotated[str, typer.Option(help="training widths: a list; default: those of the paper")] = "",
     leaf_widths: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
-    models: Annotated[str, typer.Option(help="a list of FF, MoE, FFF; default: those of the paper")] = "",
+    models: Annotated[
+        str, typer.Option(help="a list of FF, MoE and FFF, in a transformer ViT-FF and ViT-FFF; default: all")
+    ] = "",
     runs: Annotated[int, typer.Option(help="seeds of each training", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,
     recipe: Annotated[str, typer.Option(help="a list: paper as it is written there, fastff as it is better")] = RECIPES,
@@ -153,7 +155,7 @@ def _of_models(cases: list[Case], models: Sequence[str]) -> list[Case]:
     there = list(dict.fromkeys(case.model for case in cases))
     for model in models:
         if model not in there:
-            raise ValueError(f"the experiment has no model {model!r}; it has {', '.join(there) or 'none'}.")
+            raise ValueError(f"--models: the experiment has no model {model!r}; it has {', '.join(there) or 'none'}.")
     return [case for case in cases if not models or case.model in models]
 
 

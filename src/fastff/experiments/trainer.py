@@ -23,7 +23,7 @@ from ..baselines import MoE, importance_loss, load_loss
 from ..hardening import bernoulli_entropy
 from ..initialize import alike_, initialize_tree_, shift_boundaries_
 from ..layer import FFF
-from ..recipe import Recipe, share
+from ..recipe import Recipe
 from . import data
 from .augment import augment
 from .case import Case, Result
@@ -174,13 +174,7 @@ class Training:
         if self.settings.augment:
             x = augment(x.flatten(0, 1)).view_as(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
-        grads: Sequence[Tensor] = torch.autograd.grad(loss, self.optimizer.parameters)
-        if self.settings.sharing:
-            grads = [
-                share(grad, self.settings.sharing, 1) if "leaf_" in name else grad
-                for name, grad in zip(self.ensemble.trained, grads, strict=True)
-            ]
-        self.optimizer.step(grads)
+        self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
         self._at += 1
 
     def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:

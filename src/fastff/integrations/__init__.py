@@ -31,18 +31,19 @@ class Companion:
     """
 
     def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
-        inspect.signature(Recipe).bind(nn.Identity(), data, steps=1, **options)  # an unknown option is an error here
+        inspect.signature(Recipe).bind(
+            nn.Identity(), data, steps=1, fresh=True, **options
+        )  # an unknown option is an error here
         self.data, self.steps, self.options = data, steps, options
         self.recipe: Recipe | None = None
         self.added: Tensor | float = 0.0  # by the last call of loss()
         self.calls = 0  # of loss() since the last step
 
     def begin(self, model: nn.Module, steps: int, done: int = 0) -> None:
-        """Make the recipe. After `done` steps the model has its trees already: none is drawn."""
+        """Make the recipe. After `done` steps the model has its trees and leaves already."""
         self.end()
         steps = steps if self.steps is None else self.steps
-        self.recipe = Recipe(model, None if done else self.data, steps=steps, **self.options)
-        self.recipe.data = self.data
+        self.recipe = Recipe(model, self.data, steps=steps, fresh=not done, **self.options)
         self.recipe.load_state_dict({"count": done})
         self.calls = 0
         if not done and torch.distributed.is_available() and torch.distributed.is_initialized():
