@@ -249,7 +249,7 @@ def test_sharing_mixes_the_gradients_of_leaves(options, how):
     for name, g in own.items():
         total = g.sum(0, keepdim=True) / math.sqrt(8)
         torch.testing.assert_close(shared[name], 0.7 * g + 0.3 * total if name.startswith("leaf_") else g)
-    with pytest.raises(ValueError, match="sharing must be from 0 to 1; got 1.5"):
+    with pytest.raises(ValueError, match=r"sharing must be from 0 to 1; got 1\.5"):
         make(sharing=1.5)
     with pytest.raises(TypeError, match="sharing is a number from 0 to 1"):
         make(sharing="0.5")

@@ -39,9 +39,7 @@ def reproduce(
     dataset: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
     widths: Annotated[str, typer.Option(help="training widths: a list; default: those of the paper")] = "",
     leaf_widths: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
-    models: Annotated[
-        str, typer.Option(help="a list of FF, MoE and FFF, in a transformer ViT-FF and ViT-FFF; default: all")
-    ] = "",
+    models: Annotated[str, typer.Option(help="a list of FF, MoE, FFF, ViT-FF, ViT-FFF; default: all")] = "",
     runs: Annotated[int, typer.Option(help="seeds of each training", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,
     recipe: Annotated[str, typer.Option(help="a list: paper as it is written there, fastff as it is better")] = RECIPES,
