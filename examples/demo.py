@@ -35,7 +35,7 @@ def trainings(steps: int, seeds: Sequence[int]) -> list[Case]:
     """FF and FFF by the paper's recipe and by ours; MoE by ours alone, for the paper's takes it long."""
     part = {"datasets": ["digits"], "widths": [WIDTH], "seeds": seeds, "changes": {"steps": steps}}
     cases = EXPERIMENTS["table1"].cases(**part, leaf_widths=LEAF_WIDTHS)
-    return cases + [case for case in EXPERIMENTS["table2"].cases(**part, recipes=["fastff"]) if case.model == "MoE"]
+    return cases + EXPERIMENTS["table2"].cases(**part, recipes=["fastff"], models=["MoE"])
 
 
 def measured(depths: Sequence[int], batches: Sequence[int]) -> list[Measurement]:

@@ -122,6 +122,16 @@ def test_in_evaluation_a_leaf_answers_only_for_the_images_that_visit_it():
     assert torch.equal(changed, visits)
 
 
+def test_a_part_by_model():
+    table1 = EXPERIMENTS["table1"].cases
+    some = table1(seeds=[0], models=["FF"], datasets=["digits"], widths=[100])  # which no tree has
+    assert {(case.model, case.width, case.depth) for case in some} == {("FF", 100, 0)}
+    whole = table1(seeds=[0])
+    assert table1(seeds=[0], models=["FFF"]) == [case for case in whole if case.model == "FFF"]
+    with pytest.raises(ValueError, match="the experiment has no model 'MoE'"):
+        table1(seeds=[0], models=["FF", "MoE"])
+
+
 def test_experiment_of_table3():
     cases = EXPERIMENTS["table3"].cases(seeds=range(2))
     assert len(cases) == len({case.key for case in cases}) == 2 * (1 + 1 + 6 * (3 + 1))

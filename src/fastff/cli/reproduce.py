@@ -80,8 +80,8 @@ def reproduce(
             recipes=words(recipe) or words(RECIPES),
             seeds=range(seed, seed + runs),
             changes=_changes(settings or [], epochs),
+            models=words(models) or None,
         )
-        cases = _of_models(cases, words(models))
     if not cases:
         errors.print(escape(f"{chosen.title}: {chosen.about}."), soft_wrap=True)
         if experiment == "regions" and not dry_run:
@@ -147,14 +147,6 @@ def report(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
     console.print(str(output), soft_wrap=True)
-
-
-def _of_models(cases: list[Case], models: Sequence[str]) -> list[Case]:
-    there = list(dict.fromkeys(case.model for case in cases))
-    for model in models:
-        if model not in there:
-            raise ValueError(f"--models: the experiment has no model {model!r}; it has {', '.join(there) or 'none'}.")
-    return [case for case in cases if not models or case.model in models]
 
 
 def _opened(path: Path) -> Store:

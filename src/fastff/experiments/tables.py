@@ -1,6 +1,7 @@
 """The paper's experiments as lists of trainings."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Plan(NamedTuple):
     recipes: Sequence[str]
     seeds: Sequence[int]
     changes: Mapping[str, Any]
+    models: Sequence[str] | None
 
     def check(self) -> None:
         for name in self.datasets or ():
@@ -50,35 +52,43 @@ def _cases(make: Callable[[Plan], list[Case]]) -> Cases:
         recipes: Sequence[str] = RECIPES,
         seeds: Sequence[int] = range(10),
         changes: Mapping[str, Any] | None = None,
+        models: Sequence[str] | None = None,
     ) -> list[Case]:
-        plan = Plan(datasets, widths, leaf_widths, recipes, seeds, changes or {})
+        plan = Plan(datasets, widths, leaf_widths, recipes, seeds, changes or {}, models)
         plan.check()
-        return make(plan)
+        made = make(plan)
+        for model in models or ():
+            if all(case.model != model for case in made):
+                raise ValueError(f"the experiment has no model {model!r}.")
+        return made
 
     return cases
 
 
-def _trainings(plan: Plan, case: Case, paper: Settings, ours: Settings = FASTFF) -> list[Case]:
-    """The trainings of one model on one data set, for every recipe and seed.
+def _trainings(plan: Plan, cases: Sequence[Case], paper: Settings, ours: Settings = FASTFF) -> list[Case]:
+    """The trainings of the cases, for every recipe and seed.
 
     The paper's recipe measures M_A and G_A in one training. Ours generalises with weight decay and transposition, and
     memorises without.
     """
     made = []
-    for recipe in plan.recipes:
-        for seed in plan.seeds:
-            one = dataclasses.replace(case, recipe=recipe, seed=seed)
-            if recipe == "paper":
-                made.append(dataclasses.replace(one, goal="both", settings=paper.changed(plan.changes).items()))
-                continue
-            free = dataclasses.replace(ours, weight_decay=0.0, transposition=0.0)
-            made.append(dataclasses.replace(one, goal="G_A", settings=ours.changed(plan.changes).items()))
-            made.append(dataclasses.replace(one, goal="M_A", settings=free.changed(plan.changes).items()))
+    for case, recipe, seed in itertools.product(cases, plan.recipes, plan.seeds):
+        one = dataclasses.replace(case, recipe=recipe, seed=seed)
+        if recipe == "paper":
+            made.append(dataclasses.replace(one, goal="both", settings=paper.changed(plan.changes).items()))
+            continue
+        free = dataclasses.replace(ours, weight_decay=0.0, transposition=0.0)
+        made.append(dataclasses.replace(one, goal="G_A", settings=ours.changed(plan.changes).items()))
+        made.append(dataclasses.replace(one, goal="M_A", settings=free.changed(plan.changes).items()))
     return made
 
 
-def _case(dataset: str, model: str, width: int, leaf_width: int, depth: int = 0) -> Case:
-    return Case(dataset, model, width, leaf_width, depth, "", "both", 0)
+def _case(plan: Plan, dataset: str, model: str, width: int, leaf_width: int) -> list[Case]:
+    """One model on one data set; none if the plan leaves it out."""
+    if plan.models and model not in plan.models:
+        return []
+    depth = depth_of(width, leaf_width) if model.endswith("FFF") else 0
+    return [Case(dataset, model, width, leaf_width, depth, "", "both", 0)]
 
 
 def depth_of(width: int, leaf_width: int) -> int:
@@ -93,9 +103,9 @@ def _table1(plan: Plan) -> list[Case]:
     made = []
     for dataset in plan.datasets or ("usps", "mnist", "fashionmnist"):
         for width in plan.widths or (16, 32, 64, 128):
-            made += _trainings(plan, _case(dataset, "FF", width, width), PAPER)
+            made += _trainings(plan, _case(plan, dataset, "FF", width, width), PAPER)
             for leaf in plan.leaf_widths or (8, 4, 2, 1):
-                made += _trainings(plan, _case(dataset, "FFF", width, leaf, depth_of(width, leaf)), PAPER)
+                made += _trainings(plan, _case(plan, dataset, "FFF", width, leaf), PAPER)
     return made
 
 
@@ -106,10 +116,10 @@ def _inference_counterparts(plan: Plan) -> list[Case]:
         sizes = set()
         for depth in (2, 6):
             for leaf in plan.leaf_widths or (2, 4, 6, 8, 16, 32):
-                made += _trainings(plan, _case(dataset, "FFF", leaf << depth, leaf, depth), paper)
+                made += _trainings(plan, _case(plan, dataset, "FFF", leaf << depth, leaf), paper)
                 sizes.add(leaf + depth)
         for size in sorted(sizes):
-            made += _trainings(plan, _case(dataset, "FF", size, size), paper)
+            made += _trainings(plan, _case(plan, dataset, "FF", size, size), paper)
     return made
 
 
@@ -135,10 +145,10 @@ def _table2(plan: Plan) -> list[Case]:
     leaves, made = plan.leaf_widths or (32,), []
     for dataset in plan.datasets or ("cifar10",):
         for width in plan.widths or (64, 128, 256, 512, 1024):
-            made += _trainings(plan, _case(dataset, "FF", width, width), TABLE2, DENSE)
-            made += _trainings(plan, _case(dataset, "MoE", width, 16), TABLE2, DENSE)
+            made += _trainings(plan, _case(plan, dataset, "FF", width, width), TABLE2, DENSE)
+            made += _trainings(plan, _case(plan, dataset, "MoE", width, 16), TABLE2, DENSE)
             for leaf in leaves:
-                made += _trainings(plan, _case(dataset, "FFF", width, leaf, depth_of(width, leaf)), TABLE2, WIDE)
+                made += _trainings(plan, _case(plan, dataset, "FFF", width, leaf), TABLE2, WIDE)
     return made
 
 
@@ -147,7 +157,7 @@ def _entropy_mnist(plan: Plan) -> list[Case]:
     for dataset in plan.datasets or ("mnist",):
         for leaf in plan.leaf_widths or (8,):
             for depth in (2, 3, 4):
-                made += _trainings(plan, _case(dataset, "FFF", leaf << depth, leaf, depth), PAPER)
+                made += _trainings(plan, _case(plan, dataset, "FFF", leaf << depth, leaf), PAPER)
     return made
 
 
@@ -189,10 +199,10 @@ VIT = dataclasses.replace(
 )
 
 
-def _transformers(plan: Plan, case: Case, paper: Sequence[Settings]) -> list[Case]:
-    """The trainings of one vision transformer; the paper measures G_A alone."""
+def _transformers(plan: Plan, cases: Sequence[Case], paper: Sequence[Settings]) -> list[Case]:
+    """The trainings of vision transformers; the paper measures G_A alone."""
     made = []
-    for recipe in plan.recipes:
+    for case, recipe in itertools.product(cases, plan.recipes):
         for settings in paper if recipe == "paper" else [VIT]:
             changed = settings.changed(plan.changes).items()
             made += [
@@ -205,9 +215,9 @@ def _table3(plan: Plan) -> list[Case]:
     made = []
     for dataset in plan.datasets or ("cifar10",):
         for width in plan.widths or (128,):
-            made += _transformers(plan, _case(dataset, "ViT-FF", width, width), [TABLE3])
+            made += _transformers(plan, _case(plan, dataset, "ViT-FF", width, width), [TABLE3])
             for leaf in plan.leaf_widths or (32, 16, 8, 4, 2, 1):
-                made += _transformers(plan, _case(dataset, "ViT-FFF", width, leaf, depth_of(width, leaf)), LEVELS)
+                made += _transformers(plan, _case(plan, dataset, "ViT-FFF", width, leaf), LEVELS)
     return made
 
 
@@ -216,7 +226,7 @@ def _entropy_vit(plan: Plan) -> list[Case]:
     made = []
     for dataset in plan.datasets or ("cifar10",):
         for leaf in plan.leaf_widths or (32,):
-            made += _transformers(plan, _case(dataset, "ViT-FFF", leaf << 2, leaf, 2), [paper])
+            made += _transformers(plan, _case(plan, dataset, "ViT-FFF", leaf << 2, leaf), [paper])
     return made
 
 
@@ -239,13 +249,13 @@ def _ablation(plan: Plan) -> list[Case]:
     for dataset in plan.datasets or ("usps", "mnist", "fashionmnist"):
         for width in plan.widths or (128,):
             for leaf in plan.leaf_widths or (8, 1):
-                case = _case(dataset, "FFF", width, leaf, depth_of(width, leaf))
-                for recipe, change in {"fastff": {}, **CHANGES}.items():
-                    settings = FASTFF.changed(change).changed(plan.changes).items()
-                    made += [
-                        dataclasses.replace(case, recipe=recipe, goal="G_A", seed=seed, settings=settings)
-                        for seed in plan.seeds
-                    ]
+                for case in _case(plan, dataset, "FFF", width, leaf):
+                    for recipe, change in {"fastff": {}, **CHANGES}.items():
+                        settings = FASTFF.changed(change).changed(plan.changes).items()
+                        made += [
+                            dataclasses.replace(case, recipe=recipe, goal="G_A", seed=seed, settings=settings)
+                            for seed in plan.seeds
+                        ]
     return made
 
 
