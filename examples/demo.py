@@ -25,6 +25,7 @@ from fastff.bench.presets import BERT
 from fastff.cli.reproduce import show
 from fastff.experiments import engine, report
 from fastff.experiments.case import Case
+from fastff.experiments.settings import FASTFF
 from fastff.experiments.store import Store, about
 from fastff.experiments.tables import EXPERIMENTS
 
@@ -35,6 +36,7 @@ def trainings(steps: int, seeds: Sequence[int]) -> list[Case]:
     """FF and FFF by the paper's recipe and by ours; MoE by ours alone, for the paper's takes it long."""
     part = {"datasets": ["digits"], "widths": [WIDTH], "seeds": seeds, "changes": {"steps": steps}}
     cases = EXPERIMENTS["table1"].cases(**part, leaf_widths=LEAF_WIDTHS)
+    part["changes"] = {"steps": steps, "rate": FASTFF.rate}  # that of Table 2 is for more steps
     return cases + EXPERIMENTS["table2"].cases(**part, recipes=["fastff"], models=["MoE"])
 
 
