@@ -32,8 +32,8 @@ class FFF(nn.Module):
         dropout: on the hidden layer of the leaves, in training.
         transposition: the probability, in training, that a node swaps the weights of its children for a sample: a
             remedy for localised overfitting.
-        sharing: how much leaves learn from the samples of each other, from 0 to 1, where all learn the same: see
-            `Recipe`. It is for leaves that start alike.
+        sharing: how much leaves learn from the samples of each other, from 0 to 1, where all learn the same: a part of
+            each one's gradient is that of all. It is for leaves that start alike, as `Recipe` makes them.
         decision: "soft" mixes the leaves in training; "straight_through" uses the leaf that evaluation would use, with
             the gradient of the soft mixture for the tree.
 

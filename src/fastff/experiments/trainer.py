@@ -400,6 +400,7 @@ def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
         reduction=s.reduction,
         temperature=(1.0, s.last_temperature),
         hard=s.hard,
+        fresh=False,  # the members have been made
     )
 
 
