@@ -61,6 +61,9 @@ def train(
         )
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision(Settings(**dict(cases[0].settings)).precision)
+        if device.startswith("cuda"):  # there is little to do here, and others who share the GPU want the cores
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
         training = Training(cases, torch.device(device), _load(cases[0].dataset, root))
         if checkpoint is not None and checkpoint.exists():
             training.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True))
