@@ -1,6 +1,7 @@
 """The vision transformer, its training and its experiments."""
 
 import copy
+import dataclasses
 import math
 from functools import partial
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fastff
-from fastff.experiments import trainer
+from fastff.experiments import teacher, trainer
 from fastff.experiments.case import Case
 from fastff.experiments.data import Dataset, Part
 from fastff.experiments.ensemble import Ensemble
@@ -184,8 +185,11 @@ def stripes(monkeypatch):
     def build(case, shape, classes):
         return ViT(shape, classes, feedforward=partial(_block, case), layers=2, dim=16, heads=2)
 
+    dataset = Dataset("stripes", draw(600), draw(150), 3, 255)
     monkeypatch.setattr(trainer, "build", build)
-    return Dataset("stripes", draw(600), draw(150), 3, 255)
+    monkeypatch.setattr(teacher, "build", build)
+    monkeypatch.setattr(trainer, "_load", lambda name, root: dataset)
+    return dataset
 
 
 @pytest.mark.parametrize(
@@ -224,6 +228,72 @@ def test_training(stripes, settings, device):
         counts = [used.leaf_count for used in fastff.usage(member, training.x[training.training[i]]).values()]
         assert result.leaves_used == min(int((count > 0).sum()) for count in counts)
         assert result.smallest_share == pytest.approx(min(4 * count.min() / count.sum() for count in counts).item())
+
+
+TAUGHT = Settings(batch=64, epochs=6, rate=1e-2, augment=True, noise=0.0, taught=True)
+
+
+def taught(model="ViT-FFF", leaf=4, depth=2, settings=TAUGHT):
+    return [Case("stripes", model, 16, leaf, depth, "fastff", "G_A", seed, settings.items()) for seed in range(2)]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_dense_twin_teaches(stripes, device, tmp_path):
+    """A tree starts as its dense twin, learns from its answers and not from the labels, and shares it with others."""
+    checkpoint = tmp_path / "own.pt"
+    dense = trainer.train(taught("ViT-FF", 16, 0), device=device, root=None, checkpoint=checkpoint)
+    (file,) = tmp_path.glob("*.dense.pt")
+    teachers = trainer._teachers(taught(), device, None, checkpoint, None)
+    images = (stripes.test.x.float() / 255).to(device)
+    images = (images - images.mean((0, 2, 3), keepdim=True)) / images.std((0, 2, 3), keepdim=True)
+    answers = teachers.answers(images.expand(2, *images.shape))
+    assert torch.allclose(answers.sum(-1), torch.ones(2, 150, device=device))
+    right = (answers.argmax(-1).cpu() == stripes.test.y).float().mean(-1)
+    assert right.tolist() == pytest.approx([one.G_A / 100 for one in dense], abs=0.05)
+    assert not torch.allclose(*answers)
+
+    training = Training(taught(), torch.device(device), stripes, teachers)
+    training.y.zero_()  # which it would learn, were it not for the teacher
+    start = training.ensemble.member(0)(images).argmax(-1) == answers[0].argmax(-1)
+    assert start.float().mean() > 0.6
+    while not training.finished:
+        training.advance()
+    for i in range(2):
+        agreed = training.ensemble.member(i)(images).argmax(-1) == answers[i].argmax(-1)
+        assert agreed.float().mean() > 0.8
+    assert file.exists()
+
+
+def test_a_dense_twin_is_trained_once(stripes, monkeypatch, tmp_path):
+    trained = []
+    init = Training.__init__
+
+    def count(self, cases, *args):
+        trained.append((cases[0].model, cases[0].leaf_width))
+        init(self, cases, *args)
+
+    monkeypatch.setattr(Training, "__init__", count)
+    settings = dataclasses.replace(TAUGHT, epochs=2)
+    run = partial(trainer.train, device="cpu", root=None)
+    first = run(taught(settings=settings), checkpoint=tmp_path / "a.pt")
+    run(taught(leaf=2, depth=3, settings=settings), checkpoint=tmp_path / "b.pt")
+    assert trained == [("ViT-FF", 16), ("ViT-FFF", 4), ("ViT-FFF", 2)]
+    assert len(list(tmp_path.iterdir())) == 1  # the twins, for whoever comes next
+    # Without a folder, and after a kill while the twin trained, it comes to the same.
+    alone = run(taught(settings=settings))
+    calls = iter(range(9))
+
+    def kill(*_):
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+
+    (tmp_path / "c").mkdir()
+    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        run(taught(settings=settings), checkpoint=tmp_path / "c" / "a.pt", report=kill)
+    again = run(taught(settings=settings), checkpoint=tmp_path / "c" / "a.pt")
+    for results in (alone, again):
+        assert [(one.G_A, one.ETT, one.history) for one in results] == [(o.G_A, o.ETT, o.history) for o in first]
 
 
 def shares(training, i):

@@ -1,7 +1,9 @@
 """What is trained, on what data and how (a case); and what came out (a result)."""
 
 import dataclasses
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,3 +54,9 @@ class Result:
     epochs: int = 0  # trained in all
     seconds: float = 0.0  # of the whole group, divided by the number of its seeds
     history: dict[str, list[Any]] = field(default_factory=dict)  # per epoch: training, validation, entropy, ...
+
+
+def name_of(cases: Sequence[Case]) -> str:
+    """A name for the files of these cases, which train at once: others have another one."""
+    text = "\n".join(case.key for case in cases)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .case import Case, Result
+from .case import Case, Result, name_of
 from .store import Store
 
 ENGINES = ("local", "ray")
@@ -132,9 +132,7 @@ def checkpoints(store: Store) -> Path:
 
 
 def checkpoint(folder: Path, part: Part) -> Path:
-    """Of these seeds together: others have another one."""
-    text = "\n".join(case.key for case in part)
-    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.pt"
+    return folder / f"{name_of(part)}.pt"
 
 
 def _found(cases: Iterable[Case], store: Store) -> list[Result]:

@@ -26,6 +26,7 @@ class Settings:
     augment: bool = False
     balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
     frozen: bool = False  # the tree does not train: the paper's h = infinity
+    taught: bool = False  # a transformer starts as its dense twin, and learns what that one answers: teacher.py
     decision: Literal["soft", "straight_through"] = "straight_through"
     transposition: float = 0.0
     noise: float = 0.8

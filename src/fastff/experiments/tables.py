@@ -194,7 +194,7 @@ LEVELS = (
     dataclasses.replace(TABLE3, hardening=10.0),
     dataclasses.replace(TABLE3, frozen=True, decision="straight_through", hard=100.0),
 )
-# Ours in a transformer.
+# Ours in a transformer, which is trained with dense blocks first.
 VIT = dataclasses.replace(
     FASTFF,
     rate=1e-3,
@@ -202,10 +202,10 @@ VIT = dataclasses.replace(
     batch=512,
     precision="high",
     steps=0,
-    epochs=200,
+    epochs=300,
     augment=True,
+    taught=True,
     noise=0.0,
-    sharing=0.77,
 )
 
 

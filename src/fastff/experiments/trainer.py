@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,16 +25,18 @@ from ..hardening import bernoulli_entropy
 from ..initialize import alike_, initialize_tree_, shift_boundaries_
 from ..layer import FFF
 from ..recipe import Recipe
-from . import data
+from . import data, teacher
 from .augment import augment
-from .case import Case, Result
+from .case import Case, Result, name_of
 from .ensemble import Ensemble, Optimizer, Recorded
 from .models import build, is_transformer
 from .settings import Settings
+from .teacher import Teachers
 
 EVALUATION_STEPS = 100  # epochs shorter than this are evaluated every few
 CHECKPOINT_SECONDS = 30.0
 ENTROPY_SAMPLES = 2048
+FIT_IMAGES = 2048  # to fit the trees of a transformer to its dense twin
 IMPORTANCE, LOAD = 0.1, 0.1  # of the MoE, as in the paper
 
 Report = Callable[[int, int, str], None]
@@ -64,7 +67,9 @@ def train(
         if device.startswith("cuda"):  # there is little to do here, and others who share the GPU want the cores
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
-        training = Training(cases, torch.device(device), _load(cases[0].dataset, root))
+        dataset = _load(cases[0].dataset, root)
+        teachers = _teachers(cases, device, root, checkpoint, report) if teacher.is_taught(cases[0]) else None
+        training = Training(cases, torch.device(device), dataset, teachers)
         if checkpoint is not None and checkpoint.exists():
             training.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True))
         saved = time.monotonic()
@@ -75,7 +80,26 @@ def train(
             if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
                 save(training.state_dict(), checkpoint)
                 saved = time.monotonic()
+        if checkpoint is not None and training.generalised is not None and teacher.teaches(cases[0]):
+            save(training.generalised.state_dict()["state"], teacher.path_of(checkpoint.parent, cases))
         return training.results()
+
+
+def _teachers(
+    cases: Sequence[Case], device: str, root: Path | None, checkpoint: Path | None, report: Report | None
+) -> Teachers:
+    """The dense transformers of these cases: from their file beside the checkpoint, or trained here."""
+    twins = teacher.dense(cases)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) if checkpoint is None else checkpoint.parent
+        path = teacher.path_of(folder, twins)
+        if not path.exists():
+            own = folder / f"{name_of(twins)}.pt"
+            train(twins, device=device, root=root, checkpoint=own, report=report)
+            own.unlink(missing_ok=True)
+        state = torch.load(path, map_location=device, weights_only=True)
+    dataset = _load(cases[0].dataset, root)
+    return Teachers(twins, state, tuple(dataset.train.x.shape[1:]), dataset.classes)
 
 
 def save(state: dict[str, Any], path: Path) -> None:
@@ -116,8 +140,10 @@ class Track:
 class Training:
     """All seeds of a case, from the first epoch to the results."""
 
-    def __init__(self, cases: Sequence[Case], device: torch.device, dataset: data.Dataset) -> None:
-        self.cases, self.device = cases, device
+    def __init__(
+        self, cases: Sequence[Case], device: torch.device, dataset: data.Dataset, teachers: Teachers | None = None
+    ) -> None:
+        self.cases, self.device, self.teachers = cases, device, teachers
         self.settings = settings = Settings(**dict(cases[0].settings))
         self.seeds = [case.seed for case in cases]
         self.x, self.y = _prepare(dataset.train, dataset, device, cases[0])
@@ -156,6 +182,8 @@ class Training:
     def _model(self, i: int, classes: int) -> nn.Module:
         case, settings = self.cases[i], self.settings
         torch.manual_seed(case.seed)
+        if self.teachers is not None:
+            return self.teachers.student(i, case, self.x[self.training[i][:FIT_IMAGES]])
         model = build(case, tuple(self.x.shape[1:]), classes).to(self.device)
         trees = [module for module in model.modules() if isinstance(module, FFF)]
         for layer in trees if settings.sharing else ():
@@ -176,6 +204,8 @@ class Training:
         x, y = self.x[index], self.y[index]
         if self.settings.augment:
             x = augment(x.flatten(0, 1)).view_as(x)
+        if self.teachers is not None:
+            y = self.teachers.answers(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
         self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
         self._at += 1

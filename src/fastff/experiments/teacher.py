@@ -1,0 +1,73 @@
+"""A transformer with trees that starts as a dense one of the same training width, and learns what that one answers.
+
+The dense transformer is trained first, by the same settings. Its feedforward blocks are replaced by trees that fit them
+(`fastff.replace_`, init="data"); then the whole transformer trains on, its labels being the answers of the dense one.
+A dense transformer that has been trained stays in a file, so that it teaches trees of all leaf widths.
+"""
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..surgery import replace_
+from .case import Case, name_of
+from .models import build
+from .settings import Settings
+
+
+def is_taught(case: Case) -> bool:
+    """Whether a case needs a dense transformer first."""
+    return case.model == "ViT-FFF" and Settings(**dict(case.settings)).taught
+
+
+def teaches(case: Case) -> bool:
+    """Whether a case is such a dense transformer."""
+    return case.model == "ViT-FF" and Settings(**dict(case.settings)).taught
+
+
+def dense(cases: Sequence[Case]) -> list[Case]:
+    """The dense transformers of these cases."""
+    return [dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0) for case in cases]
+
+
+def path_of(folder: Path, cases: Sequence[Case]) -> Path:
+    """The file of these dense transformers, trained."""
+    return folder / f"{name_of(cases)}.dense.pt"
+
+
+class Teachers:
+    """The dense transformers of a few cases, with stacked parameters `state`, as Track keeps them."""
+
+    def __init__(self, cases: Sequence[Case], state: dict[str, Tensor], image: tuple[int, ...], classes: int) -> None:
+        self.models: list[nn.Module] = []
+        for i, case in enumerate(cases):
+            model = build(case, image, classes).to(next(iter(state.values())).device)
+            model.load_state_dict({name: tensor[i] for name, tensor in state.items()})
+            self.models.append(model.eval().requires_grad_(False))
+        self._run = [torch.compile(model) if next(model.parameters()).is_cuda else model for model in self.models]
+
+    @torch.no_grad()
+    def answers(self, x: Tensor) -> Tensor:
+        """Each one's probabilities of the classes at its images x (members, batch, ...): (members, batch, classes)."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=x.is_cuda):
+            found = [run(images) for run, images in zip(self._run, x, strict=True)]
+        return torch.stack(found).float().softmax(-1)
+
+    def student(self, i: int, case: Case, x: Tensor) -> nn.Module:
+        """A copy of one of them with trees in it, fitted to what images x make of its blocks."""
+        model = copy.deepcopy(self.models[i]).requires_grad_()
+        replace_(
+            model,
+            depth=case.depth,
+            leaf_width=case.leaf_width,
+            init="data",
+            data=list(x.split(256)),
+            samples=sys.maxsize,
+            decision=Settings(**dict(case.settings)).decision,
+        )
+        return model
