@@ -184,6 +184,7 @@ def test_at_a_glance(rendered):
     rows = {tuple(row[:2]): row[2:] for row in Reader(whole(rendered)).table("")}
     assert rows["The table1", "fastff"] == ["60", "48 of 48", "48 of 48", "+0.05", "0.31"]
     assert rows["The table1", "paper"] == ["60", "0 of 48", "0 of 48", "+0.05", "0.31"]
+    assert {name for name, _ in rows} == {"", "The table1", "The table2", "The table3"}
 
 
 def test_where_the_paper_has_a_figure_alone_nothing_is_compared(rendered):
@@ -209,6 +210,9 @@ def test_table2_and_table3(rendered):
     assert names == ["recipe paper h=5", "recipe paper h=inf", "recipe fastff h=5", "recipe fastff h=inf"]
     assert rows[start + 3][1:4] == ["4", "143", "12"]
     assert rows[start + 3][5] == "83.3 ± 0.1 ▲ +0.5"
+    assert rows[1][6:] == ["84.7", "", "", "", ""]  # FF
+    assert [row[-3] for row in rows[start + 1 : start + 5]] == ["1.9"] * 4  # as far behind it as the paper's
+    assert rows[start][6:] == ["82.8", "", "1.9", "", ""]
 
 
 def test_an_ablation_says_what_each_part_is_worth():
@@ -218,6 +222,8 @@ def test_an_ablation_says_what_each_part_is_worth():
         for recipe, values in accuracies.items()
         for seed, value in enumerate(values)
     ]
+    # A seed that some do not have is left out for all.
+    some.append(Record(Result(Case("usps", "FFF", 128, 8, 4, "fastff", "G_A", 2), G_A=50.0), ABOUT))
     section = report._ablation(report.Section("ablation", "Parts", "what each is worth", ""), some)
     assert [entry.text for entry in section.tables[0].head[0]] == ["recipe", "USPS w = 128, l = 8"]
     assert [[(entry.text, entry.difference) for entry in row] for row in section.tables[0].rows] == [

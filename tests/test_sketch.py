@@ -33,9 +33,10 @@ def test_spiral_has_all_arms_within_the_map():
 
 
 def test_three_models_learn_and_the_figure_shows_where_each_answers(quick):
-    state = torch.get_rng_state()
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
     figure = sketch(seed=1)
     assert torch.equal(state, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
     panels = figure.axes
     titles = [axes.get_title() for axes in panels]
     assert [title.split(":")[0] for title in titles] == ["FF", "MoE", "FFF"]

@@ -110,6 +110,21 @@ def test_a_file_of_results_is_a_store_again(store, tmp_path):
         assert again.records()[0].about == ABOUT
 
 
+def test_a_file_may_have_histories(store, tmp_path):
+    put = [result(dataclasses.replace(CASE, settings=made.items())) for made in (FASTFF, PAPER)]
+    store.put_all(put, ABOUT)
+    small, whole = tmp_path / "small.csv", tmp_path / "whole.csv"
+    assert (store.export(small), store.export(whole, history=True)) == (2, 2)
+    for files in ([whole], [small, whole], [whole, small]):  # what a store has without a history gets it
+        with Store(tmp_path / f"{len(files)}{files[0].stem}.sqlite") as again:
+            assert sum(map(again.include, files)) == 2
+            assert [found.history for found in again.results()] == [{"entropy": [0.5, 0.25]}] * 2
+    with Store(tmp_path / "own.sqlite") as other:  # and what has one keeps it
+        other.put_all([dataclasses.replace(found, history={"epoch": [1]}) for found in put], ABOUT)
+        assert other.include(whole) == 0
+        assert [found.history for found in other.results()] == [{"epoch": [1]}] * 2
+
+
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "a,b\n", "dataset\nusps\n", "", "\x00\x01"])
 def test_another_file_is_not_taken_for_results(store, tmp_path, text):
     file = tmp_path / "other.csv"

@@ -121,10 +121,13 @@ def report(
         Path | None, typer.Option(help="rows of fastff bench; default: results/inference.csv if it is there")
     ] = None,
     rows: Annotated[
-        Path | None,
-        typer.Option(help="results in a CSV file, such as results/learning.csv, to put into the store first"),
+        list[Path] | None,
+        typer.Option(
+            help="results in a CSV file, such as results/learning.csv, to put into the store; may be repeated"
+        ),
     ] = None,
     export: Annotated[Path | None, typer.Option(help="write the results of the store to this CSV file, too")] = None,
+    history: Annotated[bool, typer.Option("--history", help="write what happened in each epoch into it, too")] = False,
 ) -> None:
     """Write all results into one HTML page: tables and figures beside the paper's."""
     from ..bench import rows as bench_rows
@@ -135,14 +138,14 @@ def report(
         raise typer.BadParameter(f'the report needs {error.name}: pip install "fastff[reproduce]"') from None
     usual = Path("results/inference.csv")
     file = bench or (usual if usual.exists() else None)
-    for path in (store if rows is None else None, file, rows):
+    for path in (None if rows else store, file, *(rows or [])):
         if path is not None and not path.exists():
             raise typer.BadParameter(f"{path} is not there. `fastff reproduce` makes a store, `fastff bench` rows.")
     with _opened(store) as opened, bad_flags():
-        if rows is not None:
-            opened.include(rows)
+        for path in rows or []:
+            opened.include(path)
         if export is not None:
-            opened.export(export)
+            opened.export(export, history)
         page = pages.page(opened.records(), bench_rows.read(file) if file else [])
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")

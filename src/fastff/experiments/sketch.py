@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..baselines import FF, MoE, importance_loss, load_loss
 from ..layer import FFF
 from ..recipe import Recipe
+from .threads import one_thread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,7 @@ def sketch(seed: int = 0, depth: int = 3, leaf_width: int = 4) -> "Figure":
     width = leaf_width << depth
     generator = torch.Generator().manual_seed(seed)
     train, test = spiral(SAMPLES, generator), spiral(SAMPLES, generator)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         ff = FF(2, ARMS, width=width)
         moe = MoE(2, ARMS, num_experts=2**depth, expert_width=leaf_width, k=min(2, 2**depth))

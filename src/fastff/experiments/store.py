@@ -123,12 +123,14 @@ class Store:
         query = f"SELECT {_quoted(names)} FROM results WHERE {' AND '.join(tests)} ORDER BY {_quoted(ORDER)}"
         return [_record(dict(zip(names, row, strict=True))) for row in self._db.execute(query, values)]
 
-    def export(self, path: Path) -> int:
-        """Write all results to a CSV file, without what happened in each epoch: how many rows it has.
+    def export(self, path: Path, history: bool = False) -> int:
+        """Write all results to a CSV file: how many rows it has.
 
-        Of the settings there are those that differ from the defaults of `Settings`.
+        Of the settings there are those that differ from the defaults of `Settings`. With `history`, the last column has
+        what happened in each epoch.
         """
-        rows = [_values(result, about) for result, about in self.records(history=False)]
+        names = [*SMALL, "history"] if history else SMALL
+        rows = [_values(result, about) for result, about in self.records(history)]
         for row in rows:
             row["settings"] = json.dumps(shortened(_tuples(json.loads(row["settings"]))))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,9 +138,9 @@ class Store:
         try:
             with draft.open("w", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(SMALL)
+                writer.writerow(names)
                 for row in rows:
-                    values = (row[name] for name in SMALL)
+                    values = (row[name] for name in names)
                     writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in values])
             draft.replace(path)
         finally:
@@ -146,16 +148,26 @@ class Store:
         return len(rows)
 
     def include(self, path: Path) -> int:
-        """Store the results of a CSV file that `export` wrote, unless their cases have one: how many were stored."""
+        """Store the results of a CSV file that `export` wrote, unless their cases have one: how many were stored.
+
+        A history in the file is stored with a result that has none.
+        """
         try:
             with path.open(newline="") as file:
                 reader = csv.DictReader(file)
-                if reader.fieldnames != SMALL:
+                if reader.fieldnames not in (SMALL, [*SMALL, "history"]):
                     raise ValueError("it has other columns")
                 records = [_record(_typed(row)) for row in reader]
         except (KeyError, ValueError, TypeError, csv.Error) as error:
             raise ValueError(f"{path} is not a file of results, of `fastff report --export`: {error}.") from None
-        return sum(self.put(result, about) for result, about in records)
+        made = sum(self.put(result, about) for result, about in records)
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            for result, _ in records:
+                if result.history:
+                    update = "UPDATE results SET history = ? WHERE key = ? AND history = '{}'"
+                    self._db.execute(update, (json.dumps(result.history), result.case.key))
+        return made
 
 
 def _typed(row: dict[str, str]) -> dict[str, Any]:
@@ -163,7 +175,7 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
     kinds = {"INTEGER": int, "REAL": float, "TEXT": str}
     made: dict[str, Any] = {name: kinds[KINDS.get(name, "TEXT")](row[name]) if row[name] else None for name in SMALL}
     made |= {name: row[name] for name in ABOUT}
-    return made | {"settings": json.dumps(completed(json.loads(row["settings"])))}
+    return made | {"settings": json.dumps(completed(json.loads(row["settings"]))), "history": row.get("history")}
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ from .ensemble import Ensemble, Optimizer, Recorded
 from .models import build, is_transformer
 from .settings import Settings
 from .teacher import Teachers
+from .threads import one_thread
 
 EVALUATION_STEPS = 100  # epochs shorter than this are evaluated every few
 CHECKPOINT_SECONDS = 30.0
@@ -64,9 +65,8 @@ def train(
         )
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision(Settings(**dict(cases[0].settings)).precision)
-        if device.startswith("cuda"):  # there is little to do here, and others who share the GPU want the cores
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
+        if device.startswith("cuda"):
+            stack.enter_context(one_thread())
         dataset = _load(cases[0].dataset, root)
         teachers = _teachers(cases, device, root, checkpoint, report) if teacher.is_taught(cases[0]) else None
         training = Training(cases, torch.device(device), dataset, teachers)
