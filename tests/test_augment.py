@@ -31,6 +31,17 @@ def test_without_strength_it_is_the_identity(dtype):
     assert torch.equal(out, x)
 
 
+def test_strength_is_a_multiple_of_what_is_usual():
+    x = images()
+    assert torch.equal(augment(x, seeded(), strength=1.0), augment(x, seeded()))
+    flips = augment(x, seeded(), strength=0.0)
+    assert torch.equal(flips, augment(x, seeded(), translate=0.0, rotate=0.0, scale=0.0))
+    once, twice = (augment(x, seeded(), strength=times) for times in (1.0, 2.0))
+    lost = [(out == 0).float().mean() for out in (flips, once, twice)]  # to what lies beyond the edge
+    assert lost[0] == 0
+    assert lost[2] > 1.5 * lost[1] > 0
+
+
 @pytest.mark.parametrize("size", [(28, 28), (5, 8)])
 @pytest.mark.parametrize("horizontal", [False, True])
 @pytest.mark.parametrize("vertical", [False, True])

@@ -196,7 +196,7 @@ def stripes(monkeypatch):
     "settings",
     [
         Settings(batch=64, epochs=8, rate=1e-2, decision="soft", last_temperature=30.0, noise=0.3),
-        Settings(batch=64, epochs=8, rate=1e-2, frozen=True, augment=True, balance=0.0, balanced=False),
+        Settings(batch=64, epochs=8, rate=1e-2, frozen=True, augment=1.0, balance=0.0, balanced=False),
         Settings(batch=64, epochs=8, rate=1e-2, sharing=0.5, noise=0.0),
     ],
     ids=["soft", "frozen", "shared"],
@@ -230,7 +230,7 @@ def test_training(stripes, settings, device):
         assert result.smallest_share == pytest.approx(min(4 * count.min() / count.sum() for count in counts).item())
 
 
-TAUGHT = Settings(batch=64, epochs=6, rate=1e-2, augment=True, noise=0.0, taught=True)
+TAUGHT = Settings(batch=64, epochs=6, rate=1e-2, augment=1.0, noise=0.0, taught=True)
 
 
 def taught(model="ViT-FFF", leaf=4, depth=2, settings=TAUGHT):

@@ -14,6 +14,7 @@ def augment(
     x: Tensor,
     generator: torch.Generator | None = None,
     *,
+    strength: float = 1.0,
     horizontal: bool = True,
     vertical: bool = True,
     translate: float = 0.1,
@@ -29,6 +30,8 @@ def augment(
     - the factor by which it grows, uniform in 1 +- `scale`
     - the shift in each direction, uniform in +-`translate` times the width and the height
 
+    `strength` is a factor on `translate`, `rotate` and `scale`.
+
     All are drawn whatever the options, so that one option does not change what another does. Flips only move pixels;
     the rest is one bilinear sampling, left out where all three strengths are 0.
     """
@@ -37,6 +40,7 @@ def augment(
         raise ValueError(
             f"augment expects a float batch of shape (n, c, h, w); got {got}. Convert it first: x.float()."
         )
+    translate, rotate, scale = strength * translate, strength * rotate, strength * scale
     if not 0 <= scale < 1:
         raise ValueError(f"scale must be in [0, 1): images grow by a factor in 1 +- scale; got {scale}.")
     drawn = torch.rand(6, len(x), device=x.device, generator=generator)

@@ -23,7 +23,7 @@ class Settings:
     plateau: int = 0  # epochs without improvement after which a member's rate is halved; 0: never
     plateau_of: Literal["training", "validation"] = "training"
     standardise: bool = True  # inputs have mean 0 and deviation 1 in each channel; otherwise they are in [0, 1]
-    augment: bool = False
+    augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
     balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
     frozen: bool = False  # the tree does not train: the paper's h = infinity
     taught: bool = False  # a transformer starts as its dense twin, and learns what that one answers: teacher.py

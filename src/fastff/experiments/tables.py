@@ -183,7 +183,7 @@ TABLE3 = PAPER.changed(
         "patience": 100,
         "plateau": 50,
         "plateau_of": "validation",
-        "augment": True,
+        "augment": 1.0,
         "hardening": 0.0,
     }
 )
@@ -203,7 +203,7 @@ VIT = dataclasses.replace(
     precision="high",
     steps=0,
     epochs=300,
-    augment=True,
+    augment=1.0,
     taught=True,
     noise=0.0,
 )

@@ -203,7 +203,7 @@ class Training:
         index = self._order.index_select(1, self._at).squeeze(1)  # (members, batch)
         x, y = self.x[index], self.y[index]
         if self.settings.augment:
-            x = augment(x.flatten(0, 1)).view_as(x)
+            x = augment(x.flatten(0, 1), strength=self.settings.augment).view_as(x)
         if self.teachers is not None:
             y = self.teachers.answers(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
