@@ -14,7 +14,8 @@ test: $(READY)
 
 # On a machine with CUDA, with the torch that is installed there.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_gpu.py tests/test_triton*.py tests/test_bench.py tests/test_vit.py
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $$(grep -l 'mark\.gpu' tests/*.py)
+	PYTHONPATH=src $(PYTHON) -m pytest tests/test_triton*.py
 
 # The C++ kernels against loops in double, under AddressSanitizer and UBSan.
 test-sanitize:
