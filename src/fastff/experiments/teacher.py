@@ -30,26 +30,29 @@ def teaches(case: Case) -> bool:
     return case.model == "ViT-FF" and Settings(**dict(case.settings)).taught
 
 
-def dense(cases: Sequence[Case]) -> list[Case]:
-    """The dense transformers of these cases."""
-    return [dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0) for case in cases]
+def dense(case: Case) -> Case:
+    """The dense transformer of a case."""
+    return dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0)
 
 
-def path_of(folder: Path, cases: Sequence[Case]) -> Path:
-    """The file of these dense transformers, trained."""
-    return folder / f"{name_of(cases)}.dense.pt"
+def path_of(folder: Path, case: Case) -> Path:
+    """The file of a dense transformer, trained."""
+    return folder / f"{name_of([case])}.dense.pt"
+
+
+def load(folder: Path, case: Case, image: tuple[int, ...], classes: int, device: str) -> nn.Module:
+    """A dense transformer from its file, in eval()."""
+    model = build(case, image, classes).to(device)
+    model.load_state_dict(torch.load(path_of(folder, case), map_location=device, weights_only=True))
+    return model.eval().requires_grad_(False)
 
 
 class Teachers:
-    """The dense transformers of a few cases, with stacked parameters `state`, as Track keeps them."""
+    """The dense transformers of a few cases."""
 
-    def __init__(self, cases: Sequence[Case], state: dict[str, Tensor], image: tuple[int, ...], classes: int) -> None:
-        self.models: list[nn.Module] = []
-        for i, case in enumerate(cases):
-            model = build(case, image, classes).to(next(iter(state.values())).device)
-            model.load_state_dict({name: tensor[i] for name, tensor in state.items()})
-            self.models.append(model.eval().requires_grad_(False))
-        self._run = [torch.compile(model) if next(model.parameters()).is_cuda else model for model in self.models]
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.models = models
+        self._run = [torch.compile(model) if next(model.parameters()).is_cuda else model for model in models]
 
     @torch.no_grad()
     def answers(self, x: Tensor) -> Tensor:

@@ -81,25 +81,26 @@ def train(
                 save(training.state_dict(), checkpoint)
                 saved = time.monotonic()
         if checkpoint is not None and training.generalised is not None and teacher.teaches(cases[0]):
-            save(training.generalised.state_dict()["state"], teacher.path_of(checkpoint.parent, cases))
+            for i, case in enumerate(cases):
+                best = training.ensemble.member(i, training.generalised.state)
+                save(best.state_dict(), teacher.path_of(checkpoint.parent, case))
         return training.results()
 
 
 def _teachers(
     cases: Sequence[Case], device: str, root: Path | None, checkpoint: Path | None, report: Report | None
 ) -> Teachers:
-    """The dense transformers of these cases: from their file beside the checkpoint, or trained here."""
-    twins = teacher.dense(cases)
+    """The dense transformers of these cases: from their files beside the checkpoint, or trained here."""
+    twins = [teacher.dense(case) for case in cases]
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if checkpoint is None else checkpoint.parent
-        path = teacher.path_of(folder, twins)
-        if not path.exists():
-            own = folder / f"{name_of(twins)}.pt"
-            train(twins, device=device, root=root, checkpoint=own, report=report)
+        if missing := [twin for twin in twins if not teacher.path_of(folder, twin).exists()]:
+            own = folder / f"{name_of(missing)}.pt"
+            train(missing, device=device, root=root, checkpoint=own, report=report)
             own.unlink(missing_ok=True)
-        state = torch.load(path, map_location=device, weights_only=True)
-    dataset = _load(cases[0].dataset, root)
-    return Teachers(twins, state, tuple(dataset.train.x.shape[1:]), dataset.classes)
+        dataset = _load(cases[0].dataset, root)
+        image = tuple(dataset.train.x.shape[1:])
+        return Teachers([teacher.load(folder, twin, image, dataset.classes, device) for twin in twins])
 
 
 def save(state: dict[str, Any], path: Path) -> None:
