@@ -211,7 +211,7 @@ def test_table2_and_table3(rendered):
     assert rows[start + 3][1:4] == ["4", "143", "12"]
     assert rows[start + 3][5] == "83.3 ± 0.1 ▲ +0.5"
     assert rows[1][6:] == ["84.7", "", "", "", ""]  # FF
-    assert [row[-3] for row in rows[start + 1 : start + 5]] == ["1.9"] * 4  # as far behind it as the paper's
+    assert [row[-3] for row in rows[start + 1 : start + 5]] == ["1.90"] * 4  # as far behind it as the paper's
     assert rows[start][6:] == ["82.8", "", "1.9", "", ""]
 
 

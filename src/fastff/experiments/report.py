@@ -237,15 +237,12 @@ def _table3(section: Section, records: Sequence[Record]) -> Section:
         for cell in sorted(cells, key=lambda cell: _recipes(cells).index(cell.recipe)):
             if cell.model == ("ViT-FFF" if leaf else "ViT-FF") and leaf in (0, cell.leaf_width):
                 size = (2**cell.depth - 1) + cell.width
-                beside = cell.recipe.split()[0]  # of three levels of hardening there is one FF
                 lines.append(
                     [
                         *[Entry(f"recipe {cell.recipe}"), Entry(str(cell.depth)), Entry(str(size))],
                         *[Entry(str(cell.leaf_width + cell.depth)), Entry(""), _accuracy(cell, "G_A")],
                         Entry(_number(cell.G_A and cell.G_A.best)),
-                        Entry(
-                            _number(dense[beside] - cell.G_A.mean if leaf and cell.G_A and beside in dense else None)
-                        ),
+                        Entry(_number(_behind(cell, dense) if leaf else None, 2)),
                         Entry("" if cell.soft_hard_gap is None else f"{cell.soft_hard_gap:+.2f}"),
                         Entry(_number(cell.smallest_share, 2)),
                     ]
@@ -277,6 +274,12 @@ def _ablation(section: Section, records: Sequence[Record]) -> Section:
         rows.append(line)
     note = "G_A: means over seeds with their deviation; ▲ and ▼ mark the mean minus that of the whole recipe."
     return section._replace(tables=[Table("", [_heads(heads)], rows), _every(cells)], notes=[note])
+
+
+def _behind(cell: Cell, dense: Mapping[str, float]) -> float | None:
+    """The points between a cell and FF by its recipe; of three levels of hardening there is one FF."""
+    beside = dense.get(cell.recipe.split()[0])
+    return None if cell.G_A is None or beside is None else beside - cell.G_A.mean
 
 
 def _is_common(case: Case, seeds: Mapping[tuple[str, int, int], Mapping[str, set[int]]]) -> bool:

@@ -90,7 +90,9 @@ class Store:
 
     def put_all(self, results: Iterable[Result], about: dict[str, str]) -> int:
         """Store all of these results or none, leaving out those whose case has one: how many were stored."""
-        rows = [_values(result, about) for result in results]
+        return self._insert([_values(result, about) for result in results])
+
+    def _insert(self, rows: Sequence[dict[str, Any]]) -> int:
         insert = f"INSERT OR IGNORE INTO results VALUES ({', '.join(f':{name}' for name in COLUMNS)})"
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
@@ -160,7 +162,7 @@ class Store:
                 records = [_record(_typed(row)) for row in reader]
         except (KeyError, ValueError, TypeError, csv.Error) as error:
             raise ValueError(f"{path} is not a file of results, of `fastff report --export`: {error}.") from None
-        made = sum(self.put(result, about) for result, about in records)
+        made = self._insert([_values(result, about) for result, about in records])
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             for result, _ in records:
