@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("rich")
 from fastff.experiments import engine, store
 from fastff.experiments.case import Case, Result
+from fastff.experiments.settings import Settings
 from fastff.experiments.store import Store
+from fastff.experiments.teacher import dense
 
 ABOUT = {name: f"the {name}" for name in store.ABOUT}
 TRAINER = "fastff.experiments.trainer"
@@ -93,6 +95,51 @@ def test_the_ensemble_is_the_most_that_train_at_once(fake, results):
 def test_cases_of_other_goals_or_recipes_are_other_groups():
     wanted = [case(), case(goal="M_A"), case(recipe="fastff"), case(seed=1)]
     assert [len(part) for part in engine.parts(wanted, 10)] == [2, 1, 1]
+
+
+def taught(leaf_width, seeds=2):
+    settings = Settings(epochs=1, taught=True).items()
+    depth = {8: 1, 4: 2}[leaf_width]
+    return [Case("cifar10", "ViT-FFF", 16, leaf_width, depth, "fastff", "G_A", s, settings) for s in range(seeds)]
+
+
+def test_who_teaches_is_trained_first_and_stored(fake, results):
+    wanted = taught(4) + taught(8)
+    found = run(wanted, results)
+    assert [result.case for result in found] == wanted
+    assert [(part[0].model, part[0].leaf_width) for part in engine.parts(engine.with_teachers(wanted), 9)] == [
+        ("ViT-FF", 16),
+        ("ViT-FFF", 4),
+        ("ViT-FFF", 8),
+    ]
+    assert len(fake.parts) == 3
+    run([dense(case) for case in wanted], results)
+    assert len(fake.parts) == 3  # it was one like any other
+
+
+def test_what_is_taught_waits_for_a_teacher_in_another_process(fake, results, monkeypatch):
+    (teachers,) = engine.parts([dense(case) for case in taught(4)], 9)
+    take, naps = engine._Claims.take, []
+
+    def nap(_):
+        """The other process is done."""
+        naps.append(list(fake.parts))
+        results.put_all([Result(case, G_A=1.0) for case in teachers], ABOUT)
+
+    monkeypatch.setattr(time, "sleep", nap)
+    monkeypatch.setattr(
+        engine._Claims, "take", lambda self, part: (part != teachers or bool(naps)) and take(self, part)
+    )
+    assert len(run(taught(4), results)) == 2
+    assert naps == [[]]  # nothing was trained before
+    assert len(fake.parts) == 1
+
+
+def test_without_a_teacher_what_is_taught_is_tried(fake, results):
+    fake.bad = (16,)
+    with pytest.raises(engine.SomeFailed) as error:
+        run(taught(4), results)
+    assert len(error.value.failures) == 2  # and not a wait without an end
 
 
 def test_an_error_ends_its_part_and_no_other(fake, results, capsys):

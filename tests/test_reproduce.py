@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fastff.cli.commands import app
 from fastff.experiments import data, summary
 from fastff.experiments.case import Case, Result
+from fastff.experiments.settings import completed, shortened
 from fastff.experiments.store import Store
 
 WIDTHS = "reproduce table1 --device cpu --dataset usps,digits --widths 16,128 --leaf-widths 8"
@@ -34,7 +35,7 @@ def table1(*, datasets, widths, leaf_widths, recipes, seeds, changes, models=Non
     for name in datasets or []:
         if name not in data.NAMES:
             raise ValueError(f"no data set is called {name!r}.")
-    settings = tuple(sorted(({"lr": 0.2} | changes).items()))
+    settings = completed({"rate": 0.2} | changes)
     return [
         Case(name, model, width, leaf, (width // leaf).bit_length() - 1, recipe, goal, seed, settings)
         for name in datasets or ["usps", "mnist"]
@@ -120,13 +121,14 @@ def test_json_alone_is_on_stdout():
 
 def test_settings_are_part_of_the_case():
     assert (
-        fastff_("reproduce table1 --device cpu --runs 1 --epochs 3 --set h=inf --set lr=0.1 --set how=soft").exit_code
+        fastff_(
+            "reproduce table1 --device cpu --runs 1 --epochs 3 --set hardening=inf --set rate=1 --set decision=soft"
+        ).exit_code
         == 0
     )
     with Store(store_file()) as store:
-        assert {result.case.settings for result in store.results()} == {
-            (("epochs", 3), ("h", float("inf")), ("how", "soft"), ("lr", 0.1), ("steps", 0))
-        }
+        (settings,) = {result.case.settings for result in store.results()}
+    assert shortened(settings) == {"epochs": 3, "hardening": float("inf"), "rate": 1.0, "decision": "soft"}
 
 
 def store_file():

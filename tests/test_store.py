@@ -11,7 +11,7 @@ import pytest
 
 from fastff.experiments import store as module
 from fastff.experiments.case import Case, Result
-from fastff.experiments.settings import FASTFF, PAPER
+from fastff.experiments.settings import FASTFF, PAPER, completed
 from fastff.experiments.store import Store
 
 ABOUT = {name: f"the {name}" for name in module.ABOUT}
@@ -125,6 +125,54 @@ def test_a_file_may_have_histories(store, tmp_path):
         assert [found.history for found in other.results()] == [{"epoch": [1]}] * 2
 
 
+def test_a_history_belongs_to_its_result(store, tmp_path):
+    """Another training of the same case does not get it."""
+    one = result(dataclasses.replace(CASE, settings=FASTFF.items()))
+    with Store(tmp_path / "other.sqlite") as other:
+        other.put(one, ABOUT | {"date": "another day"})
+        other.export(tmp_path / "other.csv", history=True)
+    store.put(dataclasses.replace(one, history={}), ABOUT)
+    assert store.include(tmp_path / "other.csv") == 0
+    assert store.results()[0].history == {}
+
+
+def test_a_case_is_found_when_there_are_more_settings(store, tmp_path):
+    """Settings that are as usual are not in the key, and those of another type are read as they are now."""
+    case = dataclasses.replace(CASE, settings=FASTFF.items())
+    early = dataclasses.replace(case, settings=tuple(item for item in case.settings if item[0] != "taught"))
+    assert early.key == case.key
+    store.put(result(early), ABOUT)
+    assert store.get(case).case == case
+    assert dict(completed({"augment": True, "rate": 1}))["augment"] == 1.0
+    assert type(dict(completed({"augment": True, "rate": 1}))["rate"]) is float
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "error"),
+    [
+        ("goal", "X", "the goal 'X'"),
+        ("seconds", "", "no seconds"),
+        ("seed", "", "no seed"),
+        ("settings", '{"rat": 1.0}', "rat"),
+        ("settings", '{"rate": -1.0}', "rate must be"),
+        ("history", "[1]", "no history"),
+    ],
+)
+def test_rows_that_cannot_be_results_are_refused(store, tmp_path, column, value, error):
+    store.put(result(dataclasses.replace(CASE, settings=FASTFF.items())), ABOUT)
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    store.export(good, history=True)
+    rows = list(csv.DictReader(good.open()))
+    with bad.open("w") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerow(rows[0] | {column: value})
+    with Store(tmp_path / "new.sqlite") as new:
+        with pytest.raises(ValueError, match=rf"bad\.csv is not a file of results.*{error}"):
+            new.include(good, bad)
+        assert new.results() == []  # nor are those of the good file stored
+
+
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "a,b\n", "dataset\nusps\n", "", "\x00\x01"])
 def test_another_file_is_not_taken_for_results(store, tmp_path, text):
     file = tmp_path / "other.csv"
@@ -143,7 +191,7 @@ def other_database(path):
 def of_tomorrow(path):
     Store(path).close()
     with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     db.close()
 
 
@@ -156,7 +204,7 @@ def damaged(path):
     [
         (lambda path: path.write_text("a,b\n1,2\n"), "is not a store of results"),
         (other_database, "is a database of another program"),
-        (of_tomorrow, "in version 2 of the schema; this fastff reads version 1"),
+        (of_tomorrow, "in version 3 of the schema; this fastff reads version 2"),
         (damaged, "cannot be read as a store"),
     ],
 )

@@ -297,6 +297,24 @@ def test_a_dense_twin_is_trained_once(stripes, monkeypatch, tmp_path):
         assert [(one.G_A, one.ETT, one.history) for one in results] == [(o.G_A, o.ETT, o.history) for o in first]
 
 
+def test_a_taught_tree_may_be_frozen(stripes):
+    settings = dataclasses.replace(TAUGHT, epochs=1, frozen=True)
+    teachers = trainer._teachers(taught(settings=settings), "cpu", None, None, None)
+    training = Training(taught(settings=settings), torch.device("cpu"), stripes, teachers)
+    before = {name: tensor.clone() for name, tensor in training.ensemble.state_dict().items()}
+    training.advance()
+    for name, tensor in training.ensemble.state_dict().items():
+        assert torch.equal(tensor, before[name]) == ("node_" in name) or "temperature" in name
+
+
+def test_a_damaged_twin_is_named(stripes, tmp_path):
+    settings = dataclasses.replace(TAUGHT, epochs=1)
+    for case in taught("ViT-FF", 16, 0, settings):
+        teacher.path_of(tmp_path, case).write_text("no transformer")
+    with pytest.raises(ValueError, match=r"dense\.pt is no dense transformer of stripes ViT-FF .* Remove it"):
+        trainer.train(taught(settings=settings), device="cpu", root=None, checkpoint=tmp_path / "own.pt")
+
+
 def shares(training, i):
     found = fastff.usage(training.ensemble.member(i), training.x[training.training[i]])
     return [used.smallest_share for used in found.values()]

@@ -20,6 +20,7 @@ from ..experiments.store import Store, about
 from .flags import Commit, a_device, bad_flags, numbers, one, words
 
 RECIPES = "paper,fastff"
+MADE = "`fastff reproduce` makes a store, `fastff report --export` the rows of one, `fastff bench` those of speed."
 KINDS = (".svg", ".png", ".pdf")
 errors = Console(stderr=True)
 console = Console()
@@ -136,14 +137,17 @@ def report(
         from ..experiments import report as pages
     except ModuleNotFoundError as error:
         raise typer.BadParameter(f'the report needs {error.name}: pip install "fastff[reproduce]"') from None
+    if history and export is None:
+        raise typer.BadParameter("--history is of the file to write: pass --export, too.")
+    if export is not None and export.is_dir():
+        raise typer.BadParameter(f"--export {export} is a directory. Add a file name.")
     usual = Path("results/inference.csv")
     file = bench or (usual if usual.exists() else None)
     for path in (None if rows else store, file, *(rows or [])):
         if path is not None and not path.exists():
-            raise typer.BadParameter(f"{path} is not there. `fastff reproduce` makes a store, `fastff bench` rows.")
+            raise typer.BadParameter(f"{path} is not there. {MADE}")
     with _opened(store) as opened, bad_flags():
-        for path in rows or []:
-            opened.include(path)
+        opened.include(*(rows or []))
         if export is not None:
             opened.export(export, history)
         page = pages.page(opened.records(), bench_rows.read(file) if file else [])
@@ -240,8 +244,9 @@ def _dry_run(cases: Sequence[Case], path: Path, ensemble: int, format: str) -> N
     if path.exists():
         with _opened(path) as opened:
             stored = opened.keys()
-    name = summary.naming(cases)
     made: list[dict[str, Any]] = []
+    cases = engines.with_teachers(cases)
+    name = summary.naming(cases)
     for part in engines.parts(cases, len(cases)):
         case = part[0]
         made.append({column: getattr(case, column) for column in ("dataset", "model", "width", "leaf_width", "depth")})

@@ -5,7 +5,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from .settings import shortened
+
+Goal = Literal["M_A", "G_A", "both"]
+GOALS = get_args(Goal)
 
 
 @dataclass(frozen=True)
@@ -18,14 +23,16 @@ class Case:
     leaf_width: int  # of a leaf or an expert; of FF, which has one block, the width
     depth: int  # of the tree; 0 where there is none
     recipe: str  # "paper" or "fastff"
-    goal: Literal["M_A", "G_A", "both"]  # memorise, generalise, or measure both in one training
+    goal: Goal  # memorise, generalise, or measure both in one training
     seed: int
     settings: tuple[tuple[str, Any], ...] = ()  # the recipe's numbers, sorted by name, with what a user changed
 
     @property
     def key(self) -> str:
-        """The case as text: what a store finds it by."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        """The case as text: what a store finds it by. A setting that is as usual is left out, so that one which comes
+        to the package later does not make old cases new."""
+        told = dataclasses.asdict(self) | {"settings": shortened(self.settings)}
+        return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
     @property
     def group(self) -> "Case":

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .case import Case, Result, name_of
 from .store import Store
+from .teacher import dense, is_taught
 
 ENGINES = ("local", "ray")
 Part = tuple[Case, ...]  # of one group
@@ -54,13 +55,15 @@ def run(
 ) -> list[Result]:
     """The results of the cases, in their order. What the store does not have is trained first.
 
+    A case that is taught has its teacher trained before it, as a case like any other.
+
     `root` is the directory of the data, `about` what `store.about(device)` says, and `ensemble` the number of seeds
     that train at once. `SomeFailed` is raised at the end if there were errors.
     """
     cases = list({case.key: case for case in cases}.values())
-    todo = parts(cases, ensemble)
+    todo = parts(with_teachers(cases), ensemble)
     folder = checkpoints(store)
-    stored, failures = store.keys(), []
+    stored, failures = store.keys(), list[Failure]()
     waiting = []
     for part in todo:
         if any(case.key not in stored for case in part):
@@ -77,6 +80,8 @@ def run(
             for part in list(waiting):
                 if running == crew.most:
                     break
+                if not _can_start(part, store, failures):
+                    continue
                 if not claims.take(part):
                     continue
                 waiting.remove(part)
@@ -109,6 +114,22 @@ def run(
     if failures:
         raise SomeFailed(failures, results)
     return results
+
+
+def with_teachers(cases: Iterable[Case]) -> list[Case]:
+    """The cases, each after the one that teaches it, if there is one."""
+    return list(dict.fromkeys(one for case in cases for one in (*_teachers([case]), case)))
+
+
+def _teachers(part: Sequence[Case]) -> list[Case]:
+    return [dense(case) for case in part if is_taught(case)]
+
+
+def _can_start(part: Part, store: Store, failures: Sequence[Failure]) -> bool:
+    """Whether those who teach a part have been trained, here or by another process, or cannot be."""
+    teachers = _teachers(part)
+    failed = {case for failure in failures for case in failure.part}
+    return not teachers or {case.key for case in teachers if case not in failed} <= store.keys()
 
 
 def parts(cases: Iterable[Case], ensemble: int) -> list[Part]:

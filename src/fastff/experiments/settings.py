@@ -87,8 +87,14 @@ def shortened(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 
 
 def completed(changes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A case's settings from those that are not the defaults."""
-    return tuple(sorted((dict(Settings().items()) | dict(changes)).items()))
+    """A case's settings from those that are not the defaults, each of the type that it has there.
+
+    Others than those of `Settings` stay as they are.
+    """
+    defaults = dict(Settings().items())
+    if not changes.keys() <= defaults.keys():
+        return tuple(sorted(changes.items()))
+    return tuple((name, type(default)(changes.get(name, default))) for name, default in defaults.items())
 
 
 # Ours, the same for every cell. To memorise, weight decay and transposition are left out.

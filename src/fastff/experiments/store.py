@@ -18,12 +18,13 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 from ..bench import rows as bench
-from .case import Case, Result
-from .settings import completed, shortened
+from .case import GOALS, Case, Result
+from .settings import Settings, completed, shortened
 
-VERSION = 1
+VERSION = 2
 APPLICATION = 0x46464631  # "FFF1": says whose database it is, in SQLite's own field for that
 PATIENCE = 60.0  # seconds to wait for another writer
+LARGEST = 1 << 27  # of a field in a CSV file: a history
 
 CASE = [field.name for field in dataclasses.fields(Case)]
 FOUND = [field.name for field in dataclasses.fields(Result) if field.name not in ("case", "history")]
@@ -149,27 +150,33 @@ class Store:
             draft.unlink(missing_ok=True)
         return len(rows)
 
-    def include(self, path: Path) -> int:
-        """Store the results of a CSV file that `export` wrote, unless their cases have one: how many were stored.
+    def include(self, *paths: Path) -> int:
+        """Store the results of CSV files that `export` wrote, unless their cases have one: how many were stored.
 
-        A history in the file is stored with a result that has none.
+        A history in a file is stored with the same result without one. An error in a file stores nothing.
         """
-        try:
-            with path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                if reader.fieldnames not in (SMALL, [*SMALL, "history"]):
-                    raise ValueError("it has other columns")
-                records = [_record(_typed(row)) for row in reader]
-        except (KeyError, ValueError, TypeError, csv.Error) as error:
-            raise ValueError(f"{path} is not a file of results, of `fastff report --export`: {error}.") from None
+        records = [record for path in paths for record in _read(path)]
         made = self._insert([_values(result, about) for result, about in records])
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
-            for result, _ in records:
+            for result, about in records:
                 if result.history:
-                    update = "UPDATE results SET history = ? WHERE key = ? AND history = '{}'"
-                    self._db.execute(update, (json.dumps(result.history), result.case.key))
+                    update = "UPDATE results SET history = ? WHERE key = ? AND date = ? AND history = '{}'"
+                    self._db.execute(update, (json.dumps(result.history), result.case.key, about["date"]))
         return made
+
+
+def _read(path: Path) -> list[Record]:
+    """The results of a CSV file, or an error that names it."""
+    csv.field_size_limit(max(csv.field_size_limit(), LARGEST))
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames not in (SMALL, [*SMALL, "history"]):
+                raise ValueError("it has other columns")
+            return [_record(_typed(row)) for row in reader]
+    except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
+        raise ValueError(f"{path} is not a file of results, of `fastff report --export`: {error}.") from None
 
 
 def _typed(row: dict[str, str]) -> dict[str, Any]:
@@ -177,7 +184,17 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
     kinds = {"INTEGER": int, "REAL": float, "TEXT": str}
     made: dict[str, Any] = {name: kinds[KINDS.get(name, "TEXT")](row[name]) if row[name] else None for name in SMALL}
     made |= {name: row[name] for name in ABOUT}
-    return made | {"settings": json.dumps(completed(json.loads(row["settings"]))), "history": row.get("history")}
+    for name in (*CASE, "inference_size", "epochs", "seconds"):
+        if made[name] is None:
+            raise ValueError(f"a row has no {name}")
+    if made["goal"] not in GOALS:
+        raise ValueError(f"a row has the goal {made['goal']!r}")
+    settings = completed(json.loads(row["settings"]))
+    Settings(**dict(settings))  # or an error
+    history = row.get("history") or "{}"
+    if not isinstance(json.loads(history), dict):
+        raise ValueError("a row has no history")
+    return made | {"settings": json.dumps(settings), "history": history}
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -192,7 +209,7 @@ def _values(result: Result, about: dict[str, str]) -> dict[str, Any]:
 
 
 def _record(row: dict[str, Any]) -> Record:
-    settings = _tuples(json.loads(row["settings"]))
+    settings = completed(dict(_tuples(json.loads(row["settings"]))))
     case = Case(**{name: row[name] for name in CASE} | {"settings": settings})
     history = json.loads(row.get("history") or "{}")
     result = Result(case, **{name: row[name] for name in FOUND}, history=history)

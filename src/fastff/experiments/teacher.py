@@ -43,7 +43,11 @@ def path_of(folder: Path, case: Case) -> Path:
 def load(folder: Path, case: Case, image: tuple[int, ...], classes: int, device: str) -> nn.Module:
     """A dense transformer from its file, in eval()."""
     model = build(case, image, classes).to(device)
-    model.load_state_dict(torch.load(path_of(folder, case), map_location=device, weights_only=True))
+    path = path_of(folder, case)
+    try:
+        model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+    except Exception as error:  # of many kinds, for a file that is damaged
+        raise ValueError(f"{path} is no dense transformer of {case.title}. Remove it: it is trained again.") from error
     return model.eval().requires_grad_(False)
 
 

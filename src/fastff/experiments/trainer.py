@@ -82,15 +82,16 @@ def train(
                 saved = time.monotonic()
         if checkpoint is not None and training.generalised is not None and teacher.teaches(cases[0]):
             for i, case in enumerate(cases):
-                best = training.ensemble.member(i, training.generalised.state)
-                save(best.state_dict(), teacher.path_of(checkpoint.parent, case))
+                path = teacher.path_of(checkpoint.parent, case)
+                if not path.exists():  # or it has taught already
+                    save(training.ensemble.member(i, training.generalised.state).state_dict(), path)
         return training.results()
 
 
 def _teachers(
     cases: Sequence[Case], device: str, root: Path | None, checkpoint: Path | None, report: Report | None
 ) -> Teachers:
-    """The dense transformers of these cases: from their files beside the checkpoint, or trained here."""
+    """The dense transformers of these cases: from their files beside the checkpoint, or trained here and now."""
     twins = [teacher.dense(case) for case in cases]
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if checkpoint is None else checkpoint.parent
@@ -184,13 +185,15 @@ class Training:
         case, settings = self.cases[i], self.settings
         torch.manual_seed(case.seed)
         if self.teachers is not None:
-            return self.teachers.student(i, case, self.x[self.training[i][:FIT_IMAGES]])
-        model = build(case, tuple(self.x.shape[1:]), classes).to(self.device)
+            model = self.teachers.student(i, case, self.x[self.training[i][:FIT_IMAGES]])
+        else:
+            model = build(case, tuple(self.x.shape[1:]), classes).to(self.device)
         trees = [module for module in model.modules() if isinstance(module, FFF)]
-        for layer in trees if settings.sharing else ():
-            alike_(layer)
-        if trees and settings.balanced:
-            initialize_tree_(model, list(self.x[self.training[i]].split(256)), std=settings.std)
+        if self.teachers is None:
+            for layer in trees if settings.sharing else ():
+                alike_(layer)
+            if trees and settings.balanced:
+                initialize_tree_(model, list(self.x[self.training[i]].split(256)), std=settings.std)
         for layer in trees if settings.frozen else ():
             layer.freeze_tree_()
         return model
