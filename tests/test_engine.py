@@ -115,6 +115,7 @@ def test_who_teaches_is_trained_first_and_stored(fake, results):
     assert len(fake.parts) == 3
     run([dense(case) for case in wanted], results)
     assert len(fake.parts) == 3  # it was one like any other
+    assert engine.with_teachers(wanted, results.keys()) == wanted  # and is not needed again
 
 
 def test_what_is_taught_waits_for_a_teacher_in_another_process(fake, results, monkeypatch):

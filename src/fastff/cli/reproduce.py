@@ -245,7 +245,7 @@ def _dry_run(cases: Sequence[Case], path: Path, ensemble: int, format: str) -> N
         with _opened(path) as opened:
             stored = opened.keys()
     made: list[dict[str, Any]] = []
-    cases = engines.with_teachers(cases)
+    cases = engines.with_teachers(cases, stored)
     name = summary.naming(cases)
     for part in engines.parts(cases, len(cases)):
         case = part[0]

@@ -6,10 +6,11 @@ reached lies in a checkpoint beside the store until its results are stored. An e
 """
 
 import hashlib
+import itertools
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -61,9 +62,9 @@ def run(
     that train at once. `SomeFailed` is raised at the end if there were errors.
     """
     cases = list({case.key: case for case in cases}.values())
-    todo = parts(with_teachers(cases), ensemble)
-    folder = checkpoints(store)
     stored, failures = store.keys(), list[Failure]()
+    todo = parts(with_teachers(cases, stored), ensemble)
+    folder = checkpoints(store)
     waiting = []
     for part in todo:
         if any(case.key not in stored for case in part):
@@ -116,9 +117,10 @@ def run(
     return results
 
 
-def with_teachers(cases: Iterable[Case]) -> list[Case]:
-    """The cases, each after the one that teaches it, if there is one."""
-    return list(dict.fromkeys(one for case in cases for one in (*_teachers([case]), case)))
+def with_teachers(cases: Iterable[Case], stored: Container[str] = ()) -> list[Case]:
+    """The cases, each after the one that teaches it, if there is one and the case is not stored."""
+    made = ((*(_teachers([case]) if case.key not in stored else ()), case) for case in cases)
+    return list(dict.fromkeys(itertools.chain.from_iterable(made)))
 
 
 def _teachers(part: Sequence[Case]) -> list[Case]:
