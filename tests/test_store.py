@@ -136,6 +136,23 @@ def test_a_history_belongs_to_its_result(store, tmp_path):
     assert store.results()[0].history == {}
 
 
+def test_a_store_of_version_1_is_made_one_of_today(tmp_path):
+    """Its keys had all settings, of which there were fewer, and one was of another type."""
+    case = dataclasses.replace(CASE, settings=FASTFF.changed({"augment": 1.0}).items())
+    with Store(tmp_path / "old.sqlite") as store:
+        store.put(result(case), ABOUT)
+    early = dict(case.settings) | {"augment": True}
+    del early["taught"]
+    with sqlite3.connect(tmp_path / "old.sqlite") as db:
+        db.execute("UPDATE results SET key = 'all', settings = ?", [json.dumps(sorted(early.items()))])
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    for _ in range(2):  # and stays so
+        with Store(tmp_path / "old.sqlite") as store:
+            assert store.get(case).case == case
+            assert store.keys() == {case.key}
+
+
 def test_a_case_is_found_when_there_are_more_settings(store, tmp_path):
     """Settings that are as usual are not in the key, and those of another type are read as they are now."""
     case = dataclasses.replace(CASE, settings=FASTFF.items())

@@ -73,8 +73,18 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             self._db.execute(f"CREATE TABLE IF NOT EXISTS results ({columns})")
+            if self._db.execute("PRAGMA user_version").fetchone()[0] == 1:
+                self._renew()
             self._db.execute(f"PRAGMA application_id = {APPLICATION}")
             self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _renew(self) -> None:
+        """In version 1 a key had all settings, those that are as usual, too."""
+        keys = [key for (key,) in self._db.execute("SELECT key FROM results")]
+        for key in keys:
+            case = self.records(history=False, key=key)[0].result.case
+            new = {"old": key, "key": case.key, "settings": json.dumps(case.settings)}
+            self._db.execute("UPDATE OR IGNORE results SET key = :key, settings = :settings WHERE key = :old", new)
 
     def close(self) -> None:
         self._db.close()
@@ -241,7 +251,7 @@ def _check(path: Path) -> None:
         raise ValueError(f"{path} cannot be read as a store of results: {error}. Choose another file.") from None
     if owner != APPLICATION and tables:  # without tables: another process is making it
         raise ValueError(f"{path} is a database of another program. Choose another file.")
-    if owner == APPLICATION and version != VERSION:
+    if owner == APPLICATION and not 1 <= version <= VERSION:
         raise ValueError(
             f"{path} has results in version {version} of the schema; this fastff reads version {VERSION}. "
             "Choose another file, or the fastff that made it."
