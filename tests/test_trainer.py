@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 import fastff
-from fastff.experiments import trainer
+from fastff.experiments import measure, trainer
 from fastff.experiments.case import Case
+from fastff.experiments.measure import accuracy
 from fastff.experiments.settings import FASTFF, PAPER
 from fastff.experiments.tables import EXPERIMENTS
-from fastff.experiments.trainer import Track, Training, accuracy, train
+from fastff.experiments.trainer import Track, Training, train
 
 SHARED = Path(os.environ.get("FASTFF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -180,7 +181,7 @@ def test_inputs_are_standardised_by_the_training_file():
 
 
 def test_accuracy_is_of_all_samples(monkeypatch):
-    monkeypatch.setattr(trainer, "_at_once", lambda x: 3)
+    monkeypatch.setattr(measure, "_at_once", lambda x: 3)
     y = torch.tensor([0, 1, 0, 1, 0, 1, 1])
     assert accuracy(nn.Identity(), torch.eye(2)[torch.tensor([0, 1, 0, 1, 0, 0, 0])], y) == pytest.approx(500 / 7)
 

@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..baselines import MoE, importance_loss, load_loss
-from ..hardening import bernoulli_entropy
 from ..initialize import alike_, initialize_tree_, shift_boundaries_
 from ..layer import FFF
 from ..recipe import Recipe
-from . import data, teacher
+from . import data, measure, teacher
 from .augment import augment
 from .case import Case, Result, name_of
 from .ensemble import Ensemble, Optimizer, Recorded
+from .measure import accuracy
 from .models import build, is_transformer
 from .settings import Settings
 from .teacher import Teachers
@@ -288,20 +288,8 @@ class Training:
             self.ensemble.load_member(i, model)
 
     def _entropies(self, i: int) -> list[float]:
-        """The mean entropy of the nodes of every FFF layer, at the temperature of the training."""
-        model = self.ensemble.member(i)
-        found: list[float] = []
-
-        def see(layer: FFF, args: tuple[Tensor, ...], _: Tensor) -> None:
-            logits = layer.node_logits(args[0]) * layer.temperature
-            found.append(bernoulli_entropy(logits).mean().item())
-
-        hooks = [m.register_forward_hook(see) for m in model.modules() if isinstance(m, FFF) and m.depth]
-        if hooks:
-            model(self.x[self.validation[i][:ENTROPY_SAMPLES]])
-        for hook in hooks:
-            hook.remove()
-        return found
+        """At the temperature of the training."""
+        return measure.entropies(self.ensemble.member(i), self.x[self.validation[i][:ENTROPY_SAMPLES]])
 
     def _remember(self, i: int, training: list[float], validation: list[float], entropies: list[float]) -> None:
         row: dict[str, Any] = {"epoch": self.epoch}
@@ -345,27 +333,16 @@ class Training:
                 model = self.ensemble.member(i, self.generalised.state)
                 result.G_A, result.ETT = accuracy(model, *self.test), self.generalised.epoch[i]
                 if self.recipe is not None:
-                    result.soft_hard_gap = accuracy(_soft(model), *self.test) - result.G_A
+                    result.soft_hard_gap = accuracy(measure.soft(model), *self.test) - result.G_A
             self._count_leaves(model, i, result)
             made.append(result)
         return made
 
     def _count_leaves(self, model: nn.Module, i: int, result: Result) -> None:
         """How evenly training data uses the leaves; of several layers, in that which does so least."""
-        counts: dict[int, Tensor] = {}
-
-        def see(layer: FFF, args: tuple[Tensor, ...], _: Tensor) -> None:
-            leaf = torch.bincount(layer.route(args[0]).flatten(), minlength=layer.num_leaves)
-            counts[id(layer)] = counts.get(id(layer), 0) + leaf
-
-        hooks = [module.register_forward_hook(see) for module in model.modules() if isinstance(module, FFF)]
-        if hooks:
-            for part in self.training[i].split(_at_once(self.x)):
-                model(self.x[part])
-            result.leaves_used = min(int((count > 0).sum()) for count in counts.values())
-            result.smallest_share = min((count.min() * len(count) / count.sum()).item() for count in counts.values())
-        for hook in hooks:
-            hook.remove()
+        if used := measure.spread(model, self.x[self.training[i]]):
+            result.leaves_used = min(layer.leaves_used for layer in used)
+            result.smallest_share = min(layer.smallest_share for layer in used)
 
     def state_dict(self) -> dict[str, Any]:
         tracks = {"memorised": self.memorised, "generalised": self.generalised}
@@ -392,34 +369,6 @@ class Training:
                 track.load_state_dict(state[name])
         if self.recipe is not None:
             self.recipe.load_state_dict({"count": self.epoch})
-
-
-def _at_once(x: Tensor) -> int:
-    """How many samples go through a model in one evaluation: images become many tokens each."""
-    return 16384 if x.dim() == 2 else 2048
-
-
-def accuracy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
-    """In percent."""
-    parts = zip(x.split(_at_once(x)), y.split(_at_once(x)), strict=True)
-    return 100.0 * sum((model(inputs).argmax(-1) == target).sum().item() for inputs, target in parts) / len(y)
-
-
-def _soft(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A model in which FFF layers mix their leaves as in training, and all else is as in evaluation."""
-
-    def run(x: Tensor) -> Tensor:
-        trees = [module for module in model.modules() if isinstance(module, FFF)]
-        saved = [tree.forward for tree in trees]
-        try:
-            for tree in trees:
-                tree.forward = tree.soft  # type: ignore[method-assign]
-            return model(x)
-        finally:
-            for tree, forward in zip(trees, saved, strict=True):
-                tree.forward = forward  # type: ignore[method-assign]
-
-    return run
 
 
 def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
