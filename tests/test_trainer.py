@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import fastff
-from fastff.experiments import measure, trainer
+from fastff.experiments import trainer
 from fastff.experiments.case import Case
-from fastff.experiments.measure import accuracy
 from fastff.experiments.settings import FASTFF, PAPER
 from fastff.experiments.tables import EXPERIMENTS
 from fastff.experiments.trainer import Track, Training, train
@@ -178,12 +176,6 @@ def test_inputs_are_standardised_by_the_training_file():
     assert training.x.std().item() == pytest.approx(1, abs=1e-5)
     raw = Training(cases(settings=PAPER), torch.device("cpu"), trainer._load("digits", None))
     assert (raw.x.min().item(), raw.x.max().item()) == (0, 1)
-
-
-def test_accuracy_is_of_all_samples(monkeypatch):
-    monkeypatch.setattr(measure, "_at_once", lambda x: 3)
-    y = torch.tensor([0, 1, 0, 1, 0, 1, 1])
-    assert accuracy(nn.Identity(), torch.eye(2)[torch.tensor([0, 1, 0, 1, 0, 0, 0])], y) == pytest.approx(500 / 7)
 
 
 def test_cases_that_do_not_belong_together():

@@ -17,17 +17,16 @@ from torch import Tensor, nn
 from ..surgery import replace_
 from .case import Case, name_of
 from .models import build
-from .settings import Settings
 
 
 def is_taught(case: Case) -> bool:
     """Whether a case needs a dense transformer first."""
-    return case.model == "ViT-FFF" and Settings(**dict(case.settings)).taught
+    return case.model == "ViT-FFF" and bool(dict(case.settings).get("taught"))
 
 
 def teaches(case: Case) -> bool:
     """Whether a case is such a dense transformer."""
-    return case.model == "ViT-FF" and Settings(**dict(case.settings)).taught
+    return case.model == "ViT-FF" and bool(dict(case.settings).get("taught"))
 
 
 def dense(case: Case) -> Case:
@@ -75,6 +74,6 @@ class Teachers:
             init="data",
             data=list(x.split(256)),
             samples=sys.maxsize,
-            decision=Settings(**dict(case.settings)).decision,
+            decision=dict(case.settings)["decision"],
         )
         return model
