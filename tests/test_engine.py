@@ -98,7 +98,7 @@ def test_cases_of_other_goals_or_recipes_are_other_groups():
 
 
 def taught(leaf_width, seeds=2):
-    settings = Settings(epochs=1, taught=True).items()
+    settings = Settings(epochs=1, taught=1.0).items()
     depth = {8: 1, 4: 2}[leaf_width]
     return [Case("cifar10", "ViT-FFF", 16, leaf_width, depth, "fastff", "G_A", s, settings) for s in range(seeds)]
 

@@ -141,7 +141,11 @@ def test_experiment_of_table3():
     sizes = {(case.leaf_width, case.depth) for case in cases if case.model == "ViT-FFF"}
     assert sizes == {(32, 2), (16, 3), (8, 4), (4, 5), (2, 6), (1, 7)}
     ours = [case for case in cases if case.recipe == "fastff"]
-    assert {case.settings for case in ours} == {VIT.items()}
+    assert {case.settings for case in ours if case.model == "ViT-FFF"} == {VIT.items()}
+    own = dataclasses.replace(VIT, epochs=VIT.epochs // 2, weight_decay=VIT.twin_decay, twin_decay=0.0).items()
+    assert {case.settings for case in ours if case.model == "ViT-FF"} == {own}
+    twins = {teacher.dense(case) for case in ours if case.model == "ViT-FFF"}
+    assert twins == {case for case in ours if case.model == "ViT-FF"}
     paper = [dict(case.settings) for case in cases if case.recipe == "paper" and case.leaf_width == 8]
     assert (
         sorted((s["hardening"], s["frozen"]) for s in paper) == [(0, True)] * 2 + [(5, False)] * 2 + [(10, False)] * 2
@@ -159,7 +163,7 @@ def test_experiments_in_part():
         ("ViT-FF", 64, 64, 0),
         ("ViT-FFF", 64, 8, 3),
     ]
-    assert all(case.seed == 7 and dict(case.settings)["epochs"] == 3 for case in some)
+    assert [(case.seed, dict(case.settings)["epochs"]) for case in some] == [(7, 2), (7, 3)]
     # Two of the three levels of hardening are now one, and are trained once.
     assert len(table3.cases(leaf_widths=[8], recipes=["paper"], seeds=[0], changes={"hardening": 7.0})) == 1 + 2
     (case,) = entropy.cases(recipes=["paper"], seeds=[0])
@@ -230,7 +234,7 @@ def test_training(stripes, settings, device):
         assert result.smallest_share == pytest.approx(min(4 * count.min() / count.sum() for count in counts).item())
 
 
-TAUGHT = Settings(batch=64, epochs=6, rate=1e-2, augment=1.0, noise=0.0, taught=True)
+TAUGHT = Settings(batch=64, epochs=6, rate=1e-2, augment=1.0, noise=0.0, taught=1.0)
 
 
 def taught(model="ViT-FFF", leaf=4, depth=2, settings=TAUGHT):

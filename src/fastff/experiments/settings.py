@@ -26,7 +26,8 @@ class Settings:
     augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
     balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
     frozen: bool = False  # the tree does not train: the paper's h = infinity
-    taught: bool = False  # a transformer starts as its dense twin, and learns what that one answers: teacher.py
+    taught: float = 0.0  # a transformer starts as a dense twin that had so much of its epochs: teacher.py
+    twin_decay: float = 0.0  # weight decay of that twin
     decision: Literal["soft", "straight_through"] = "straight_through"
     transposition: float = 0.0
     noise: float = 0.8

@@ -1,12 +1,14 @@
 """A transformer with trees that starts as a dense one of the same training width, and learns what that one answers.
 
-The dense transformer is trained first, by the same settings. Its feedforward blocks are replaced by trees that fit them
-(`fastff.replace_`, init="data"); then the whole transformer trains on, its labels being the answers of the dense one.
+The dense transformer is trained first, by the same settings but for the epochs and the weight decay. Its blocks are
+replaced by trees that fit them (`fastff.replace_`, init="data"); then the whole transformer trains on, its labels being
+the answers of the dense one.
 A dense transformer that has been trained stays in a file, so that it teaches trees of all leaf widths.
 """
 
 import copy
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +33,10 @@ def teaches(case: Case) -> bool:
 
 def dense(case: Case) -> Case:
     """The dense transformer of a case."""
-    return dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0)
+    settings = dict(case.settings)
+    epochs, decay = math.ceil(settings["taught"] * settings["epochs"]), settings["twin_decay"]
+    own = settings | {"epochs": epochs, "weight_decay": decay, "twin_decay": 0.0}
+    return dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0, settings=tuple(own.items()))
 
 
 def path_of(folder: Path, case: Case) -> Path:
