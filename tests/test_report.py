@@ -215,6 +215,21 @@ def test_table2_and_table3(rendered):
     assert rows[start][6:] == ["82.8", "", "1.9", "", ""]
 
 
+def test_how_far_trees_are_behind_is_told_over_common_seeds():
+    accuracies = {"ViT-FF": (75.0, 74.0, 60.0), "ViT-FFF": (73.0, 73.0)}
+    some = [
+        Record(Result(Case("cifar10", model, 128, leaf, depth, "fastff", "G_A", seed), G_A=value), ABOUT)
+        for (model, values), leaf, depth in zip(accuracies.items(), (128, 8), (0, 4), strict=True)
+        for seed, value in enumerate(values)
+    ]
+    some.append(Record(Result(Case("cifar10", "ViT-FFF", 128, 1, 7, "fastff", "G_A", 9), G_A=70.0), ABOUT))
+    section = report._table3(report.Section("table3", "Transformers", "beside each other", ""), some)
+    head = [entry.text for entry in section.tables[0].head[0]]
+    ours = [row for row in section.tables[0].rows if any(entry.text == "recipe fastff" for entry in row)]
+    from_the_end = head.index("behind FF") - len(head)
+    assert [row[from_the_end].text for row in ours] == ["", "1.50", ""]  # FF, leaves of 8, and of 1: of another seed
+
+
 def test_an_ablation_says_what_each_part_is_worth():
     accuracies = {"fastff": (94.0, 95.0), "without noise": (92.0, 93.0), "with more": (95.0, 96.0)}
     some = [

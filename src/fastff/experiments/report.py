@@ -226,7 +226,7 @@ def _table3(section: Section, records: Sequence[Record]) -> Section:
     cells = _cells(section, records)
     heads = ["model", "from", "depth", "training size", "inference size", "speed-up"]
     heads += ["G_A", "best", "behind FF", "gap", "least share"]
-    dense = {cell.recipe.split()[0]: cell.G_A.mean for cell in cells if cell.model == "ViT-FF" and cell.G_A}
+    seeds = summary.rows(record.result for record in records)
     rows: list[list[Entry]] = []
     for leaf, theirs in paper.TABLE3.items():
         speedup = f"{presets.TABLE3[leaf]:.2f}x" if leaf else "1.00x"
@@ -242,7 +242,7 @@ def _table3(section: Section, records: Sequence[Record]) -> Section:
                         *[Entry(f"recipe {cell.recipe}"), Entry(str(cell.depth)), Entry(str(size))],
                         *[Entry(str(cell.leaf_width + cell.depth)), Entry(""), _accuracy(cell, "G_A")],
                         Entry(_number(cell.G_A and cell.G_A.best)),
-                        Entry(_number(_behind(cell, dense) if leaf else None, 2)),
+                        Entry(_number(summary.behind(cell, seeds) if leaf else None, 2)),
                         Entry("" if cell.soft_hard_gap is None else f"{cell.soft_hard_gap:+.2f}"),
                         Entry(_number(cell.smallest_share, 2)),
                     ]
@@ -274,12 +274,6 @@ def _ablation(section: Section, records: Sequence[Record]) -> Section:
         rows.append(line)
     note = "G_A: means over seeds with their deviation; ▲ and ▼ mark the mean minus that of the whole recipe."
     return section._replace(tables=[Table("", [_heads(heads)], rows), _every(cells)], notes=[note])
-
-
-def _behind(cell: Cell, dense: Mapping[str, float]) -> float | None:
-    """The points between a cell and FF by its recipe; of three levels of hardening there is one FF."""
-    beside = dense.get(cell.recipe.split()[0])
-    return None if cell.G_A is None or beside is None else beside - cell.G_A.mean
 
 
 def _is_common(case: Case, seeds: Mapping[tuple[str, int, int], Mapping[str, set[int]]]) -> bool:

@@ -125,6 +125,19 @@ def _stat(values: Sequence[float]) -> Stat:
     return Stat(statistics.fmean(values), deviation, max(values), len(values))
 
 
+def behind(cell: Cell, seeds: Iterable[Row]) -> float | None:
+    """The points between a transformer and its FF, over the seeds of both; of all levels of hardening there is one FF."""
+    ours, dense = dict[int, float](), dict[int, float]()
+    for row in seeds:
+        if all(row[name] == getattr(cell, name) for name in ROW[:6]):
+            ours[row["seed"]] = row["G_A"]
+        elif (row["dataset"], row["model"], row["width"]) == (cell.dataset, "ViT-FF", cell.width):
+            if row["recipe"].split()[0] == cell.recipe.split()[0]:
+                dense[row["seed"]] = row["G_A"]
+    common = ours.keys() & dense.keys()
+    return statistics.fmean(dense[seed] - ours[seed] for seed in common) if common else None
+
+
 def naming(cases: Iterable[Case]) -> Callable[[Case], str]:
     """The name of a case's recipe, with the settings that tell it from the others of its place and goal."""
     several: dict[tuple[Any, ...], dict[str, set[tuple[tuple[str, Any], ...]]]] = {}
