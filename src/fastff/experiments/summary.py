@@ -126,14 +126,17 @@ def _stat(values: Sequence[float]) -> Stat:
 
 
 def behind(cell: Cell, seeds: Iterable[Row]) -> float | None:
-    """The points between a transformer and its FF, over the seeds of both; of all levels of hardening there is one FF."""
+    """The points between a transformer and its FF, over the seeds of both. All levels of hardening have one FF."""
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return (row["dataset"], row["model"], row["width"], row["recipe"].split()[0])
+
     ours, dense = dict[int, float](), dict[int, float]()
     for row in seeds:
         if all(row[name] == getattr(cell, name) for name in ROW[:6]):
             ours[row["seed"]] = row["G_A"]
-        elif (row["dataset"], row["model"], row["width"]) == (cell.dataset, "ViT-FF", cell.width):
-            if row["recipe"].split()[0] == cell.recipe.split()[0]:
-                dense[row["seed"]] = row["G_A"]
+        elif place(row) == place(cell._asdict() | {"model": "ViT-FF"}):
+            dense[row["seed"]] = row["G_A"]
     common = ours.keys() & dense.keys()
     return statistics.fmean(dense[seed] - ours[seed] for seed in common) if common else None
 
