@@ -142,8 +142,8 @@ def test_experiment_of_table3():
     assert sizes == {(32, 2), (16, 3), (8, 4), (4, 5), (2, 6), (1, 7)}
     ours = [case for case in cases if case.recipe == "fastff"]
     assert {case.settings for case in ours if case.model == "ViT-FFF"} == {VIT.items()}
-    own = dataclasses.replace(VIT, epochs=VIT.epochs // 2, weight_decay=VIT.twin_decay, twin_decay=0.0).items()
-    assert {case.settings for case in ours if case.model == "ViT-FF"} == {own}
+    own = {"epochs": VIT.epochs // 2, "weight_decay": VIT.twin_decay, "taught": 0.0, "twin_decay": 0.0}
+    assert {case.settings for case in ours if case.model == "ViT-FF"} == {VIT.changed(own).items()}
     twins = {teacher.dense(case) for case in ours if case.model == "ViT-FFF"}
     assert twins == {case for case in ours if case.model == "ViT-FF"}
     paper = [dict(case.settings) for case in cases if case.recipe == "paper" and case.leaf_width == 8]
@@ -237,15 +237,19 @@ def test_training(stripes, settings, device):
 TAUGHT = Settings(batch=64, epochs=6, rate=1e-2, augment=1.0, noise=0.0, taught=1.0)
 
 
-def taught(model="ViT-FFF", leaf=4, depth=2, settings=TAUGHT):
-    return [Case("stripes", model, 16, leaf, depth, "fastff", "G_A", seed, settings.items()) for seed in range(2)]
+def taught(leaf=4, depth=2, settings=TAUGHT):
+    return [Case("stripes", "ViT-FFF", 16, leaf, depth, "fastff", "G_A", seed, settings.items()) for seed in range(2)]
+
+
+def twins(settings=TAUGHT):
+    return [teacher.dense(case) for case in taught(settings=settings)]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_dense_twin_teaches(stripes, device, tmp_path):
     """A tree starts as its dense twin, learns from its answers and not from the labels, and shares it with others."""
     checkpoint = tmp_path / "own.pt"
-    dense = trainer.train(taught("ViT-FF", 16, 0), device=device, root=None, checkpoint=checkpoint)
+    dense = trainer.train(twins(), device=device, root=None, checkpoint=checkpoint)
     assert len(list(tmp_path.glob("*.dense.pt"))) == 2
     teachers = trainer._teachers(taught(), device, None, checkpoint, None)
     images = (stripes.test.x.float() / 255).to(device)
@@ -265,6 +269,14 @@ def test_a_dense_twin_teaches(stripes, device, tmp_path):
     for i in range(2):
         agreed = training.ensemble.member(i)(images).argmax(-1) == answers[i].argmax(-1)
         assert agreed.float().mean() > 0.8
+
+
+def test_a_dense_twin_does_not_depend_on_whom_it_teaches():
+    own = dataclasses.replace(TAUGHT, epochs=3, taught=0.0, weight_decay=0.2)
+    assert twins(dataclasses.replace(TAUGHT, epochs=6, taught=0.5, twin_decay=0.2)) == [
+        dataclasses.replace(case, model="ViT-FF", leaf_width=16, depth=0) for case in taught(settings=own)
+    ]
+    assert twins(dataclasses.replace(TAUGHT, epochs=30, taught=0.1)) == twins(dataclasses.replace(TAUGHT, epochs=3))
 
 
 def test_a_dense_twin_is_trained_once(stripes, monkeypatch, tmp_path):
@@ -313,7 +325,7 @@ def test_a_taught_tree_may_be_frozen(stripes):
 
 def test_a_damaged_twin_is_named(stripes, tmp_path):
     settings = dataclasses.replace(TAUGHT, epochs=1)
-    for case in taught("ViT-FF", 16, 0, settings):
+    for case in twins(settings):
         teacher.path_of(tmp_path, case).write_text("no transformer")
     with pytest.raises(ValueError, match=r"dense\.pt is no dense transformer of stripes ViT-FF .* Remove it"):
         trainer.train(taught(settings=settings), device="cpu", root=None, checkpoint=tmp_path / "own.pt")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from . import data
 from .case import Case
 from .settings import FASTFF, PAPER, Settings
-from .teacher import dense, teaches
+from .teacher import dense
 
 RECIPES = ("paper", "fastff")
 Cases = Callable[..., list[Case]]
@@ -217,10 +217,10 @@ def _transformers(plan: Plan, cases: Sequence[Case], paper: Sequence[Settings]) 
     made = []
     for case, recipe in itertools.product(cases, plan.recipes):
         for settings in paper if recipe == "paper" else [VIT]:
-            changed = settings.changed(plan.changes).items()
+            changed = settings.changed(plan.changes)
             for seed in plan.seeds:
-                one = dataclasses.replace(case, recipe=recipe, goal="G_A", seed=seed, settings=changed)
-                made.append(dense(one) if teaches(one) else one)
+                one = dataclasses.replace(case, recipe=recipe, goal="G_A", seed=seed, settings=changed.items())
+                made.append(dense(one) if case.model == "ViT-FF" and changed.taught else one)
     return list(dict.fromkeys(made))  # a change may make two levels of hardening the same
 
 

@@ -26,16 +26,11 @@ def is_taught(case: Case) -> bool:
     return case.model == "ViT-FFF" and bool(dict(case.settings).get("taught"))
 
 
-def teaches(case: Case) -> bool:
-    """Whether a case is such a dense transformer."""
-    return case.model == "ViT-FF" and bool(dict(case.settings).get("taught"))
-
-
 def dense(case: Case) -> Case:
-    """The dense transformer of a case."""
+    """The dense transformer of a case that is taught: how it is trained does not tell whom it teaches."""
     settings = dict(case.settings)
-    epochs, decay = math.ceil(settings["taught"] * settings["epochs"]), settings["twin_decay"]
-    own = settings | {"epochs": epochs, "weight_decay": decay, "twin_decay": 0.0}
+    epochs = math.ceil(settings["taught"] * settings["epochs"])
+    own = settings | {"epochs": epochs, "weight_decay": settings["twin_decay"], "taught": 0.0, "twin_decay": 0.0}
     return dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0, settings=tuple(own.items()))
 
 

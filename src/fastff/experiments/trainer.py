@@ -80,7 +80,7 @@ def train(
             if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
                 save(training.state_dict(), checkpoint)
                 saved = time.monotonic()
-        if checkpoint is not None and training.generalised is not None and teacher.teaches(cases[0]):
+        if checkpoint is not None and training.generalised is not None and cases[0].model == "ViT-FF":
             for i, case in enumerate(cases):
                 path = teacher.path_of(checkpoint.parent, case)
                 if not path.exists():  # or it has taught already
