@@ -16,7 +16,7 @@ from fastff.experiments import engine, store
 from fastff.experiments.case import Case, Result
 from fastff.experiments.settings import Settings
 from fastff.experiments.store import Store
-from fastff.experiments.teacher import dense
+from fastff.experiments.teacher import dense, path_of
 
 ABOUT = {name: f"the {name}" for name in store.ABOUT}
 TRAINER = "fastff.experiments.trainer"
@@ -134,6 +134,18 @@ def test_what_is_taught_waits_for_a_teacher_in_another_process(fake, results, mo
     assert len(run(taught(4), results)) == 2
     assert naps == [[]]  # nothing was trained before
     assert len(fake.parts) == 1
+
+
+def test_a_teacher_that_is_stored_without_its_file_is_told(fake, results, capsys):
+    twins = [dense(case) for case in taught(4)]
+    results.put_all([Result(case, G_A=1.0) for case in twins], ABOUT)
+    folder = engine.checkpoints(results)
+    folder.mkdir()
+    path_of(folder, twins[0]).touch()
+    run(taught(4), results)
+    told = [line for line in capsys.readouterr().err.splitlines() if "without its file" in line]
+    assert len(told) == 1
+    assert "ViT-FF w=16 l=16 fastff G_A seed 1 is stored without its file: it is trained again, to teach" in told[0]
 
 
 def test_without_a_teacher_what_is_taught_is_tried(fake, results):

@@ -199,6 +199,7 @@ def test_a_paper_training_measures_both_and_ours_has_two():
         ({"nois": 1.0}, "no setting 'nois'; it has"),
         ({"noise": "loud"}, "noise must be of type float; got 'loud'"),
         ({"noise": -1.0}, "noise must be 0 or more; got -1"),
+        ({"taught": 2.0}, "taught must be from 0 to 1; got 2"),
         ({"schedule": "foo"}, "schedule must be one of constant, cosine; got 'foo'"),
         ({"batch": 0}, "batch must be positive; got 0"),
         ({"least": 5.0}, "least must be from 0 to 1; got 5"),

@@ -142,7 +142,7 @@ def test_experiment_of_table3():
     assert sizes == {(32, 2), (16, 3), (8, 4), (4, 5), (2, 6), (1, 7)}
     ours = [case for case in cases if case.recipe == "fastff"]
     assert {case.settings for case in ours if case.model == "ViT-FFF"} == {VIT.items()}
-    own = {"epochs": VIT.epochs // 2, "weight_decay": VIT.twin_decay, "taught": 0.0, "twin_decay": 0.0}
+    own = {"epochs": VIT.epochs // 2, "weight_decay": VIT.twin_decay, "taught": 0.0, "noise": Settings().noise}
     assert {case.settings for case in ours if case.model == "ViT-FF"} == {VIT.changed(own).items()}
     twins = {teacher.dense(case) for case in ours if case.model == "ViT-FFF"}
     assert twins == {case for case in ours if case.model == "ViT-FF"}
@@ -164,6 +164,17 @@ def test_experiments_in_part():
         ("ViT-FFF", 64, 8, 3),
     ]
     assert [(case.seed, dict(case.settings)["epochs"]) for case in some] == [(7, 2), (7, 3)]
+    steps = table3.cases(leaf_widths=[8], recipes=["fastff"], seeds=[0], changes={"steps": 1000, "taught": 0.1})
+    assert [dict(case.settings)["steps"] for case in steps] == [100, 1000]
+    alone = table3.cases(leaf_widths=[8], recipes=["fastff"], seeds=[0], changes={"taught": 0.0})
+    assert {dict(case.settings)["twin_decay"] for case in alone} == {0.0}  # which would change nothing
+    # By the paper's recipe, too, one dense transformer teaches all, and it is that of the table.
+    paper = table3.cases(leaf_widths=[8], recipes=["paper"], seeds=[0], changes={"taught": 1.0})
+    assert {teacher.dense(case) for case in paper[1:]} == {paper[0]}
+    with pytest.raises(ValueError, match="twin_decay that of FF"):
+        table3.cases(recipes=["fastff"], models=["ViT-FF"], changes={"weight_decay": 0.5})
+    with pytest.raises(ValueError, match="taught is for transformers"):
+        EXPERIMENTS["table1"].cases(changes={"taught": 1.0})
     # Two of the three levels of hardening are now one, and are trained once.
     assert len(table3.cases(leaf_widths=[8], recipes=["paper"], seeds=[0], changes={"hardening": 7.0})) == 1 + 2
     (case,) = entropy.cases(recipes=["paper"], seeds=[0])
@@ -272,11 +283,14 @@ def test_a_dense_twin_teaches(stripes, device, tmp_path):
 
 
 def test_a_dense_twin_does_not_depend_on_whom_it_teaches():
-    own = dataclasses.replace(TAUGHT, epochs=3, taught=0.0, weight_decay=0.2)
+    own = dataclasses.replace(TAUGHT, epochs=3, taught=0.0, weight_decay=0.2, noise=Settings().noise)
     assert twins(dataclasses.replace(TAUGHT, epochs=6, taught=0.5, twin_decay=0.2)) == [
         dataclasses.replace(case, model="ViT-FF", leaf_width=16, depth=0) for case in taught(settings=own)
     ]
     assert twins(dataclasses.replace(TAUGHT, epochs=30, taught=0.1)) == twins(dataclasses.replace(TAUGHT, epochs=3))
+    assert dict(twins(dataclasses.replace(TAUGHT, epochs=100, taught=0.07))[0].settings)["epochs"] == 7
+    other = {"frozen": True, "hardening": 3.0, "noise": 0.5, "decision": "soft"}
+    assert twins(dataclasses.replace(TAUGHT, **other)) == twins()
 
 
 def test_a_dense_twin_is_trained_once(stripes, monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .case import Case, Result, name_of
 from .store import Store
-from .teacher import dense, is_taught
+from .teacher import dense, is_taught, path_of
 
 ENGINES = ("local", "ray")
 Part = tuple[Case, ...]  # of one group
@@ -91,6 +91,9 @@ def run(
                 missing = tuple(case for case in part if case.key not in stored)
                 claims.drop(tuple(case for case in part if case.key in stored))
                 if missing:
+                    for twin in _teachers(missing):
+                        if twin.key in stored and not path_of(folder, twin).exists():
+                            bars.note(f"{title((twin,))} is stored without its file: it is trained again, to teach")
                     crew.start(missing, checkpoint(folder, missing))
                     bars.start(missing)
                     running += 1
@@ -298,6 +301,9 @@ class _Bars:
 
     def wait(self, part: Part) -> None:
         self._progress.update(self._one, description=escape(f"another process trains {title(part)}"), visible=True)
+
+    def note(self, text: str) -> None:
+        self._console.print(escape(text), soft_wrap=True)
 
     def done(self, part: Part, text: str) -> None:
         self._done += 1

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is trained. What follows `frozen` is for FFF layers alone, and as in `fastff.Recipe`."""
+    """How a model is trained. What follows `twin_decay` is for FFF layers alone, most of it as in `fastff.Recipe`."""
 
     optimizer: Literal["sgd", "adam"] = "adam"
     rate: float = 3e-3  # learning rate
@@ -24,10 +24,10 @@ class Settings:
     plateau_of: Literal["training", "validation"] = "training"
     standardise: bool = True  # inputs have mean 0 and deviation 1 in each channel; otherwise they are in [0, 1]
     augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
-    balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
-    frozen: bool = False  # the tree does not train: the paper's h = infinity
     taught: float = 0.0  # a transformer starts as a dense twin that had so much of its epochs: teacher.py
     twin_decay: float = 0.0  # weight decay of that twin
+    balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
+    frozen: bool = False  # the tree does not train: the paper's h = infinity
     decision: Literal["soft", "straight_through"] = "straight_through"
     transposition: float = 0.0
     noise: float = 0.8
@@ -51,7 +51,7 @@ class Settings:
         for name in ("rate", "batch", "last_temperature", "hard", "std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
-        for name in ("transposition", "sharing", "least"):
+        for name in ("taught", "transposition", "sharing", "least"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be from 0 to 1; got {getattr(self, name)}.")
 
@@ -76,9 +76,17 @@ class Settings:
             elif other in made and ours not in made:
                 made[ours] = 0
         changed = dataclasses.replace(self, **made)
+        if not changed.taught:  # there is no twin
+            changed = dataclasses.replace(changed, twin_decay=0.0)
         if not changed.steps and not changed.epochs:
             raise ValueError("a training needs steps or epochs; got 0 of both.")
         return changed
+
+
+def of_trees() -> dict[str, Any]:
+    """The settings for FFF layers alone, with their defaults."""
+    names = [field.name for field in dataclasses.fields(Settings)]
+    return {name: getattr(Settings(), name) for name in names[names.index("twin_decay") + 1 :]}
 
 
 def shortened(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:

@@ -125,17 +125,14 @@ def _stat(values: Sequence[float]) -> Stat:
     return Stat(statistics.fmean(values), deviation, max(values), len(values))
 
 
-def behind(cell: Cell, seeds: Iterable[Row]) -> float | None:
+def behind(cell: Cell, rows: Iterable[Row]) -> float | None:
     """The points between a transformer and its FF, over the seeds of both. All levels of hardening have one FF."""
-
-    def place(row: Row) -> tuple[Any, ...]:
-        return (row["dataset"], row["model"], row["width"], row["recipe"].split()[0])
-
     ours, dense = dict[int, float](), dict[int, float]()
-    for row in seeds:
+    beside = (cell.dataset, "ViT-FF", cell.width, cell.recipe.split()[0])
+    for row in rows:
         if all(row[name] == getattr(cell, name) for name in ROW[:6]):
             ours[row["seed"]] = row["G_A"]
-        elif place(row) == place(cell._asdict() | {"model": "ViT-FF"}):
+        elif (row["dataset"], row["model"], row["width"], row["recipe"].split()[0]) == beside:
             dense[row["seed"]] = row["G_A"]
     common = ours.keys() & dense.keys()
     return statistics.fmean(dense[seed] - ours[seed] for seed in common) if common else None

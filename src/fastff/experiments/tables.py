@@ -73,6 +73,8 @@ def _trainings(plan: Plan, cases: Sequence[Case], paper: Settings, ours: Setting
     memorises without.
     """
     made = []
+    if "taught" in plan.changes:
+        raise ValueError("taught is for transformers: table3 and entropy_vit.")
     for case, recipe, seed in itertools.product(cases, plan.recipes, plan.seeds):
         one = dataclasses.replace(case, recipe=recipe, seed=seed)
         if recipe == "paper":
@@ -218,6 +220,8 @@ def _transformers(plan: Plan, cases: Sequence[Case], paper: Sequence[Settings]) 
     for case, recipe in itertools.product(cases, plan.recipes):
         for settings in paper if recipe == "paper" else [VIT]:
             changed = settings.changed(plan.changes)
+            if changed.taught and "weight_decay" in plan.changes and list(plan.models or ()) == ["ViT-FF"]:
+                raise ValueError("weight_decay is that of trees here, and twin_decay that of FF, which teaches them.")
             for seed in plan.seeds:
                 one = dataclasses.replace(case, recipe=recipe, goal="G_A", seed=seed, settings=changed.items())
                 made.append(dense(one) if case.model == "ViT-FF" and changed.taught else one)

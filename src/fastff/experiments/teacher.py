@@ -1,9 +1,9 @@
 """A transformer with trees that starts as a dense one of the same training width, and learns what that one answers.
 
-The dense transformer is trained first, by the same settings but for the epochs and the weight decay. Its blocks are
+The dense transformer is trained first, by the same settings but for its length and its weight decay. Its blocks are
 replaced by trees that fit them (`fastff.replace_`, init="data"); then the whole transformer trains on, its labels being
-the answers of the dense one.
-A dense transformer that has been trained stays in a file, so that it teaches trees of all leaf widths.
+the answers of the dense one. A dense transformer that has been trained stays in a file, so that it teaches trees of all
+leaf widths.
 """
 
 import copy
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..surgery import replace_
 from .case import Case, name_of
 from .models import build
+from .settings import of_trees
 
 
 def is_taught(case: Case) -> bool:
@@ -29,8 +30,9 @@ def is_taught(case: Case) -> bool:
 def dense(case: Case) -> Case:
     """The dense transformer of a case that is taught: how it is trained does not tell whom it teaches."""
     settings = dict(case.settings)
-    epochs = math.ceil(settings["taught"] * settings["epochs"])
-    own = settings | {"epochs": epochs, "weight_decay": settings["twin_decay"], "taught": 0.0, "twin_decay": 0.0}
+    own = settings | of_trees() | {"weight_decay": settings["twin_decay"], "taught": 0.0, "twin_decay": 0.0}
+    for name in ("epochs", "steps"):
+        own[name] = math.ceil(round(settings["taught"] * settings[name], 6))  # 0.07 * 100 is a little more than 7
     return dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0, settings=tuple(own.items()))
 
 
