@@ -226,7 +226,7 @@ def _table3(section: Section, records: Sequence[Record]) -> Section:
     cells = _cells(section, records)
     heads = ["model", "from", "depth", "training size", "inference size", "speed-up"]
     heads += ["G_A", "best", "behind FF", "gap", "least share"]
-    every = summary.rows(record.result for record in records)
+    by_seed = summary.rows(record.result for record in records)
     rows: list[list[Entry]] = []
     for leaf, theirs in paper.TABLE3.items():
         speedup = f"{presets.TABLE3[leaf]:.2f}x" if leaf else "1.00x"
@@ -242,7 +242,7 @@ def _table3(section: Section, records: Sequence[Record]) -> Section:
                         *[Entry(f"recipe {cell.recipe}"), Entry(str(cell.depth)), Entry(str(size))],
                         *[Entry(str(cell.leaf_width + cell.depth)), Entry(""), _accuracy(cell, "G_A")],
                         Entry(_number(cell.G_A and cell.G_A.best)),
-                        Entry(_number(summary.behind(cell, every) if leaf else None, 2)),
+                        Entry(_number(summary.behind(cell, by_seed) if leaf else None, 2)),
                         Entry("" if cell.soft_hard_gap is None else f"{cell.soft_hard_gap:+.2f}"),
                         Entry(_number(cell.smallest_share, 2)),
                     ]

@@ -197,8 +197,8 @@ LEVELS = (
     dataclasses.replace(TABLE3, hardening=10.0),
     dataclasses.replace(TABLE3, frozen=True, decision="straight_through", hard=100.0),
 )
-# Ours in a transformer, which is trained with dense blocks first. Those learn the training images by heart, for which
-# they are given more weight decay and fewer epochs; trees learn slowly what they answer.
+# Ours in a transformer, which is trained with dense blocks first: with more weight decay and fewer epochs, since those
+# are soon at their best. Trees learn slowly what they answer.
 VIT = dataclasses.replace(
     FASTFF,
     rate=1e-3,
