@@ -206,9 +206,9 @@ VIT = dataclasses.replace(
     batch=512,
     precision="high",
     steps=0,
-    epochs=300,
+    epochs=600,
     augment=1.0,
-    taught=0.5,
+    taught=0.25,
     twin_decay=0.25,
     noise=0.0,
 )
