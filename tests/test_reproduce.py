@@ -194,6 +194,30 @@ def test_data_that_is_missing_or_damaged_is_told_before_any_training(error, untr
     assert done.stdout == ""
 
 
+def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
+    missing = {"mnist"}
+
+    def load(name, root=None, **_):
+        if name in missing:
+            raise FileNotFoundError(f"{name} needs files")
+
+    monkeypatch.setattr(data, "load", load)
+    command = "reproduce table1 --device cpu --runs 1 --recipe paper --format json"
+    done = fastff_(command)
+    assert done.exit_code == 0, done.output
+    assert {row["dataset"] for row in json.loads(done.stdout)} == {"usps"}
+    assert "mnist needs files" in done.stderr
+    assert "Left out: mnist." in done.stderr
+    missing.add("usps")  # it has been trained
+    assert json.loads(fastff_(command).stdout) == json.loads(done.stdout)
+    none = fastff_(f"{command} --seed 1")
+    assert none.exit_code == 1
+    assert "Left out: mnist, usps." in none.stderr
+    assert none.stdout == ""
+    missing.clear()
+    assert {row["dataset"] for row in json.loads(fastff_(command).stdout)} == {"usps", "mnist"}
+
+
 @pytest.mark.parametrize(
     ("command", "error"),
     [

@@ -76,6 +76,11 @@ def test_models_learn_and_are_measured(model):
         assert len(result.history["validation"]) == len(result.history["epoch"])
         assert (result.soft_hard_gap is None) == (model != "FFF")
         assert ("entropy" in result.history) == (model == "FFF")
+        if model == "FFF":  # a number for each layer in each epoch
+            used, shares = result.history["leaves_used"], result.history["smallest_share"]
+            assert len(used) == len(shares) == len(result.history["epoch"])
+            assert used[-1] == [8]
+            assert all((count == 8) == (0 < share <= 1) for (count,), (share,) in zip(used, shares, strict=True))
 
 
 def test_sharing_keeps_leaves_near_each_other():

@@ -173,6 +173,8 @@ def test_experiments_in_part():
     assert {teacher.dense(case) for case in paper[1:]} == {paper[0]}
     with pytest.raises(ValueError, match="twin_decay that of FF"):
         table3.cases(recipes=["fastff"], models=["ViT-FF"], changes={"weight_decay": 0.5})
+    with pytest.raises(ValueError, match="follow from its leaf widths"):
+        entropy.cases(widths=[64])
     with pytest.raises(ValueError, match="taught is for transformers"):
         EXPERIMENTS["table1"].cases(changes={"taught": 1.0})
     # Two of the three levels of hardening are now one, and are trained once.

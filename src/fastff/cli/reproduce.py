@@ -37,7 +37,7 @@ Format = Annotated[str, typer.Option("--format", help="table or json")]
 
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="list: all experiments, and what they show; or one of them")],
-    dataset: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
+    dataset: Annotated[str, typer.Option(help="a list; default: those of the paper that can be had")] = "",
     widths: Annotated[str, typer.Option(help="training widths: a list; default: those of the paper")] = "",
     leaf_widths: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
     models: Annotated[str, typer.Option(help="a list of FF, MoE, FFF, ViT-FF, ViT-FFF; default: all")] = "",
@@ -95,7 +95,10 @@ def reproduce(
         return
     with _opened(store) as opened:
         stored = opened.keys()
-        _check_data({case.dataset for case in cases if case.key not in stored}, data)
+        left_out = _check_data({case.dataset for case in cases if case.key not in stored}, data, asked=bool(dataset))
+        cases = [case for case in cases if case.dataset not in left_out or case.key in stored]
+        if not cases:
+            raise typer.Exit(1)
         failed = False
         try:
             results = engines.run(
@@ -182,15 +185,24 @@ def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
     return changes | ({} if epochs is None else {"epochs": epochs, "steps": 0})
 
 
-def _check_data(names: Iterable[str], root: Path | None) -> None:
-    """Whatever is wrong with the data is said before any training."""
-    for name in sorted(names):
-        if name in datasets.NAMES:
-            try:
-                datasets.load(name, root)
-            except (OSError, ValueError, ImportError) as error:
-                errors.print(escape(str(error)), style="red", soft_wrap=True)
+def _check_data(names: set[str], root: Path | None, asked: bool) -> set[str]:
+    """The data sets to do without, which may be missing unless they were asked for by name.
+
+    Whatever is wrong with the data is said before any training.
+    """
+    left_out = set()
+    for name in sorted(names.intersection(datasets.NAMES)):
+        try:
+            datasets.load(name, root)
+        except (OSError, ValueError, ImportError) as error:
+            missing = isinstance(error, FileNotFoundError) and not asked
+            errors.print(escape(str(error)), style="yellow" if missing else "red", soft_wrap=True)
+            if not missing:
                 raise typer.Exit(1) from None
+            left_out.add(name)
+    if left_out:
+        errors.print(f"Left out: {', '.join(sorted(left_out))}.", style="yellow", soft_wrap=True)
+    return left_out
 
 
 def _list(root: Path | None, format: str) -> None:

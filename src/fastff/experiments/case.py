@@ -60,7 +60,7 @@ class Result:
     inference_size: int = 0
     epochs: int = 0  # trained in all
     seconds: float = 0.0  # of the whole group, divided by the number of its seeds
-    history: dict[str, list[Any]] = field(default_factory=dict)  # per epoch: training, validation, entropy, ...
+    history: dict[str, list[Any]] = field(default_factory=dict)  # per epoch: validation, entropy, leaves_used, ...
 
 
 def name_of(cases: Sequence[Case]) -> str:

@@ -134,7 +134,8 @@ def entropies(results: Sequence[Result], names: Sequence[str], title: str) -> Fi
         axes.set_ylabel("mean entropy of a decision, nats")
         axes.legend(fontsize=8)
         svg = _svg(figure, plt, f"{title}: entropy over epochs")
-    return Figure(svg, f"{title}. A line for each seed. Below {HARD:.2f} (dotted) rounding is nearly free.")
+    about = f"below {HARD:.2f} (dotted) rounding them is nearly free. Straight-through decisions are rounded all along"
+    return Figure(svg, f"{title}. A line for each seed, at the temperature of training. Of soft decisions, {about}.")
 
 
 def _lines(entropy: Sequence[Any], name: str) -> dict[str, list[float]]:

@@ -44,6 +44,10 @@ class Plan(NamedTuple):
                 if number < 1:
                     raise ValueError(f"a {what} is at least 1; got {number}.")
 
+    def refuse_widths(self, of: str) -> None:
+        if self.widths:
+            raise ValueError(f"the widths of this experiment follow from its {of}; choose leaf widths.")
+
 
 def _cases(make: Callable[[Plan], list[Case]]) -> Cases:
     def cases(
@@ -115,7 +119,8 @@ def _table1(plan: Plan) -> list[Case]:
 def _inference_counterparts(plan: Plan) -> list[Case]:
     paper = dataclasses.replace(PAPER, hardening=0.0)
     made = []
-    for dataset in plan.datasets or ("cifar10",):
+    plan.refuse_widths("leaf widths and depths")
+    for dataset in plan.datasets or ("svhn", "cifar10", "cifar100"):
         sizes = set()
         for depth in (2, 6):
             for leaf in plan.leaf_widths or (2, 4, 6, 8, 16, 32):
@@ -167,6 +172,7 @@ def _table2(plan: Plan) -> list[Case]:
 
 def _entropy_mnist(plan: Plan) -> list[Case]:
     made = []
+    plan.refuse_widths("leaf widths and depths")
     for dataset in plan.datasets or ("mnist",):
         for leaf in plan.leaf_widths or (8,):
             for depth in (2, 3, 4):
@@ -241,6 +247,7 @@ def _table3(plan: Plan) -> list[Case]:
 def _entropy_vit(plan: Plan) -> list[Case]:
     paper = dataclasses.replace(TABLE3, hardening=0.10)
     made = []
+    plan.refuse_widths("leaf widths and a depth of 2")
     for dataset in plan.datasets or ("cifar10",):
         for leaf in plan.leaf_widths or (32,):
             made += _transformers(plan, _case(plan, dataset, "ViT-FFF", leaf << 2, leaf), [paper])
@@ -258,6 +265,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "with soft decisions, temperature 1 to 100": {"decision": "soft", "last_temperature": 100.0},
     "with transposition 0.05": {"transposition": 0.05},
     "with the hardening loss, h = 0.3": {"hardening": 0.3},
+    "with a constant rate": {"schedule": "constant"},
+    "with SGD at a rate of 1": {"optimizer": "sgd", "rate": 1.0, "weight_decay": 3e-4},  # the same decay of a step
 }
 
 
@@ -288,7 +297,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "inference_counterparts",
             "Inference counterparts",
-            "FFF beside FF of the same inference size",
+            "FFF beside FF of the same inference size on SVHN, CIFAR10 and CIFAR100",
             _cases(_inference_counterparts),
         ),
         Experiment(

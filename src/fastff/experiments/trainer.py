@@ -36,7 +36,7 @@ from .threads import one_thread
 
 EVALUATION_STEPS = 100  # epochs shorter than this are evaluated every few
 CHECKPOINT_SECONDS = 30.0
-ENTROPY_SAMPLES = 2048
+TREE_SAMPLES = 2048  # of the validation part, for the entropies of nodes and the use of leaves in each epoch
 FIT_IMAGES = 2048  # to fit the trees of a transformer to its dense twin
 IMPORTANCE, LOAD = 0.1, 0.1  # of the MoE, as in the paper
 
@@ -274,7 +274,7 @@ class Training:
                 training.append(accuracy(model, self.x[train], self.y[train]))
             if self.generalised is not None:
                 validation.append(accuracy(model, self.x[check], self.y[check]))
-            self._remember(i, training, validation, entropies[i])
+            self._remember(i, training, validation, entropies[i], model)
         if self.memorised is not None:
             self.memorised.update(training, self.epoch, self.ensemble, self.patience)
         if self.generalised is not None:
@@ -289,16 +289,21 @@ class Training:
 
     def _entropies(self, i: int) -> list[float]:
         """At the temperature of the training."""
-        return measure.entropies(self.ensemble.member(i), self.x[self.validation[i][:ENTROPY_SAMPLES]])
+        return measure.entropies(self.ensemble.member(i), self.x[self.validation[i][:TREE_SAMPLES]])
 
-    def _remember(self, i: int, training: list[float], validation: list[float], entropies: list[float]) -> None:
+    def _remember(
+        self, i: int, training: list[float], validation: list[float], entropies: list[float], model: nn.Module
+    ) -> None:
         row: dict[str, Any] = {"epoch": self.epoch}
         if training:
             row["training"] = round(training[-1], 3)
         if validation:
             row["validation"] = round(validation[-1], 3)
-        if entropies:
+        if entropies:  # there are trees; a number for each layer
             row["entropy"] = [round(value, 4) for value in entropies]
+            used = measure.spread(model, self.x[self.validation[i][:TREE_SAMPLES]])
+            row["leaves_used"] = [layer.leaves_used for layer in used]
+            row["smallest_share"] = [round(layer.smallest_share, 3) for layer in used]
         for name, value in row.items():
             self.history[i].setdefault(name, []).append(value)
 
