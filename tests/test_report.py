@@ -95,7 +95,8 @@ def trained(case, **more):
     entropy = [[0.69 * math.exp(-epoch / 10 / layer)] for epoch in range(30) for layer in [1]]
     if case.model == "ViT-FFF":
         entropy = [[0.69 * math.exp(-epoch / 10 / layer) for layer in (1, 2, 3, 4)] for epoch in range(30)]
-    history = {"epoch": list(range(2, 62, 2)), "entropy": entropy}
+    leaves_used = [[4 - epoch // 10 for _ in layers] for epoch, layers in enumerate(entropy)]
+    history = {"epoch": list(range(2, 62, 2)), "entropy": entropy, "leaves_used": leaves_used}
     found = {"inference_size": case.leaf_width + case.depth, "epochs": 60, "seconds": 2.5, "history": history}
     if case.depth:
         found |= {"soft_hard_gap": 0.05, "leaves_used": 2**case.depth, "smallest_share": 0.31}
@@ -253,8 +254,9 @@ def test_figures_are_redrawn(rendered):
     parts = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.S))
     counts = {name: part.count("<svg") for name, part in parts.items()}
     assert counts["inference_counterparts"] == 2  # M_A and G_A
-    assert counts["entropy_mnist"] == 2  # a recipe each
-    assert counts["entropy_vit"] == 2
+    assert counts["entropy_mnist"] == 2 * 2  # entropies and leaves, a recipe each
+    assert counts["entropy_vit"] == 2 * 2
+    assert parts["entropy_mnist"].count("leaves in use over epochs") == 2
     assert counts["speed"] >= 3
     assert "d = 4" in parts["entropy_mnist"]
     assert "layer 4" in parts["entropy_vit"]

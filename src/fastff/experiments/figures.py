@@ -111,16 +111,37 @@ def counterparts(cells: Sequence[Cell], title: str) -> list[Figure]:
 
 
 def entropies(results: Sequence[Result], names: Sequence[str], title: str) -> Figure | None:
-    """Mean decision entropy over epochs, a line for each training; several numbers in an epoch are layers.
+    """Mean decision entropy over epochs, as in `_over_epochs`."""
+    about = f"below {HARD:.2f} (dotted) rounding them is nearly free. Straight-through decisions are rounded all along"
+    about = f"A line for each seed, at the temperature of training. Of soft decisions, {about}."
+    return _over_epochs(results, names, title, "entropy", "mean entropy of a decision, nats", about, mark=HARD)
 
-    `names` are those of the lines: trainings of one name share a colour.
+
+def leaves(results: Sequence[Result], names: Sequence[str], title: str) -> Figure | None:
+    """Leaves in use over epochs, as in `_over_epochs`."""
+    about = "A line for each seed: the leaves that a part of the validation data reaches."
+    return _over_epochs(results, names, title, "leaves_used", "leaves in use", about)
+
+
+def _over_epochs(
+    results: Sequence[Result],
+    names: Sequence[str],
+    title: str,
+    what: str,
+    unit: str,
+    about: str,
+    mark: float | None = None,
+) -> Figure | None:
+    """What histories have of each epoch, a line for each training; several numbers in an epoch are layers.
+
+    `names` are those of the lines: trainings of one name share a colour. None where no history has it.
     """
     with _style() as plt:
         figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
         colours: dict[str, str] = {}
         for result, name in zip(results, names, strict=True):
             epochs = result.history.get("epoch", [])
-            for label, line in _lines(result.history.get("entropy", []), name).items():
+            for label, line in _lines(result.history.get(what, []), name).items():
                 new = label not in colours
                 colour = colours.setdefault(label, f"C{len(colours)}")
                 more = {"label": plain(label)} if new else {}
@@ -128,24 +149,24 @@ def entropies(results: Sequence[Result], names: Sequence[str], title: str) -> Fi
         if not colours:
             plt.close(figure)
             return None
-        axes.axhline(HARD, color=INK, linewidth=0.8, linestyle=":")
+        if mark is not None:
+            axes.axhline(mark, color=INK, linewidth=0.8, linestyle=":")
         axes.set_ylim(bottom=0)
         axes.set_xlabel("epoch")
-        axes.set_ylabel("mean entropy of a decision, nats")
+        axes.set_ylabel(unit)
         axes.legend(fontsize=8)
-        svg = _svg(figure, plt, f"{title}: entropy over epochs")
-    about = f"below {HARD:.2f} (dotted) rounding them is nearly free. Straight-through decisions are rounded all along"
-    return Figure(svg, f"{title}. A line for each seed, at the temperature of training. Of soft decisions, {about}.")
+        svg = _svg(figure, plt, f"{title}: {unit} over epochs")
+    return Figure(svg, f"{title}. {about}")
 
 
-def _lines(entropy: Sequence[Any], name: str) -> dict[str, list[float]]:
+def _lines(found: Sequence[Any], name: str) -> dict[str, list[float]]:
     """What an epoch has, as lines: a number is one; several numbers, or lists of those of nodes, are one per layer."""
-    if not entropy:
+    if not found:
         return {}
-    if not isinstance(entropy[0], Sequence):
-        return {name: list(entropy)}
-    layers = len(entropy[0])
-    joined = [[float(np.mean(layer)) for layer in epoch] for epoch in entropy]
+    if not isinstance(found[0], Sequence):
+        return {name: list(found)}
+    layers = len(found[0])
+    joined = [[float(np.mean(layer)) for layer in epoch] for epoch in found]
     if layers == 1:
         return {name: [epoch[0] for epoch in joined]}
     return {f"{name}, layer {i + 1}": [epoch[i] for epoch in joined] for i in range(layers)}

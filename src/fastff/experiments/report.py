@@ -290,21 +290,24 @@ def _counterparts(section: Section, records: Sequence[Record]) -> Section:
 
 
 def _entropy(section: Section, records: Sequence[Record]) -> Section:
-    """A figure for each recipe. The training that ended by validation is the one that the paper shows."""
+    """Two figures for each recipe. The training that ended by validation is the one that the paper shows."""
     found = [record.result for record in records if record.result.case.goal != "M_A"]
     found = found or [record.result for record in records]
     name = summary.naming([result.case for result in found])
     drawn = []
     for recipe in dict.fromkeys(name(result.case) for result in found):
         some = [result for result in found if name(result.case) == recipe]
-        figure = figures.entropies(some, [f"d = {result.case.depth}" for result in some], f"Recipe {recipe}")
-        drawn += [figure] if figure else []
+        lines = [f"d = {result.case.depth}" for result in some]
+        both = (draw(some, lines, f"Recipe {recipe}") for draw in (figures.entropies, figures.leaves))
+        drawn += [figure for figure in both if figure]
     notes = [] if drawn else ["The stored trainings have no entropies."]
     return section._replace(figures=drawn, tables=[_every(_cells(section, records))], notes=notes)
 
 
 def _regions(section: Section) -> Section:
-    return section._replace(figures=[figures.regions()], made=[Made(f"{machine('cpu')}, with this page", [])])
+    return section._replace(
+        figures=[figures.regions()], made=[Made(f"{machine('cpu')}, with this page", ["fastff reproduce regions"])]
+    )
 
 
 def _general(section: Section, records: Sequence[Record]) -> Section:
