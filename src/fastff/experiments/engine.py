@@ -7,6 +7,7 @@ reached lies in a checkpoint beside the store until its results are stored. An e
 
 import hashlib
 import itertools
+import logging
 import sys
 import time
 import traceback
@@ -255,7 +256,7 @@ class _Ray:
             raise ModuleNotFoundError('engine ray needs ray: pip install "fastff[ray]"', name="ray") from None
         self._ray: Any = ray
         if not ray.is_initialized():
-            ray.init(log_to_driver=False, logging_level="warning")  # the cluster of RAY_ADDRESS, or one made here
+            ray.init(log_to_driver=False, logging_level=logging.WARNING)  # the cluster of RAY_ADDRESS, or one made here
         # A worker that dies is replaced. An error of the training would be the same again and is not.
         self._work = ray.remote(max_retries=3, num_gpus=1 if device == "cuda" else 0)(_work)
         self._device, self._root = device, None if root is None else root.absolute()
