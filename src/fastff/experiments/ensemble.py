@@ -1,7 +1,7 @@
 """Models of one shape trained at once: their parameters are stacked, and one step moves them all.
 
-Ten small layers cost about as much as one, since a step of a small layer is mostly the wait for its many small
-operations. Large models follow each other within the step: one fills the device, and keeps its fast kernels, which have
+A step of a small layer is mostly the wait for its many small operations, which a stack of layers waits for once.
+Large models follow each other within the step: one fills the device, and keeps its fast kernels, which have
 no form for stacked weights. On a GPU they are compiled, and train in bfloat16 as torch.autocast arranges it. On a GPU
 every step is recorded once as a CUDA graph and replayed.
 """

@@ -112,8 +112,10 @@ def counterparts(cells: Sequence[Cell], title: str) -> list[Figure]:
 
 def entropies(results: Sequence[Result], names: Sequence[str], title: str) -> Figure | None:
     """Mean decision entropy over epochs, as in `_over_epochs`."""
-    about = f"below {HARD:.2f} (dotted) rounding them is nearly free. Straight-through decisions are rounded all along"
-    about = f"A line for each seed, at the temperature of training. Of soft decisions, {about}."
+    about = (
+        f"A line for each seed, at the temperature of training. Below {HARD:.2f} (dotted) rounding soft decisions is "
+        "nearly free; straight-through decisions are rounded all along."
+    )
     return _over_epochs(results, names, title, "entropy", "mean entropy of a decision, nats", about, mark=HARD)
 
 

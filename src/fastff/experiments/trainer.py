@@ -287,9 +287,12 @@ class Training:
             shift_boundaries_(model, self.x[self.training[i]], self.settings.least)
             self.ensemble.load_member(i, model)
 
+    def _tree_samples(self, i: int) -> Tensor:
+        return self.x[self.validation[i][:TREE_SAMPLES]]
+
     def _entropies(self, i: int) -> list[float]:
         """At the temperature of the training."""
-        return measure.entropies(self.ensemble.member(i), self.x[self.validation[i][:TREE_SAMPLES]])
+        return measure.entropies(self.ensemble.member(i), self._tree_samples(i))
 
     def _remember(
         self, i: int, training: list[float], validation: list[float], entropies: list[float], model: nn.Module
@@ -301,7 +304,7 @@ class Training:
             row["validation"] = round(validation[-1], 3)
         if entropies:  # there are trees; a number for each layer
             row["entropy"] = [round(value, 4) for value in entropies]
-            used = measure.spread(model, self.x[self.validation[i][:TREE_SAMPLES]])
+            used = measure.spread(model, self._tree_samples(i))
             row["leaves_used"] = [layer.leaves_used for layer in used]
             row["smallest_share"] = [round(layer.smallest_share, 3) for layer in used]
         for name, value in row.items():
