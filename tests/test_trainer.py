@@ -183,6 +183,23 @@ def test_inputs_are_standardised_by_the_training_file():
     assert (raw.x.min().item(), raw.x.max().item()) == (0, 1)
 
 
+def test_flat_inputs_are_changed_as_images(monkeypatch):
+    images = trainer._load("digits", None).train.x
+    seen = []
+
+    def still(x, strength):
+        seen.append((x, strength))
+        return x
+
+    monkeypatch.setattr(trainer, "augment", still)
+    plain, changed = (train(cases(steps=20, augment=a, standardise=False), device="cpu", root=None) for a in (0.0, 0.5))
+    assert [result.history for result in changed] == [result.history for result in plain]
+    x, strength = seen[0]
+    assert strength == 0.5
+    assert x.shape[1:] == images.shape[1:]
+    assert (16 * x[0] == images).flatten(1).all(1).any()  # one of them, as it is
+
+
 def test_cases_that_do_not_belong_together():
     with pytest.raises(ValueError, match="differ in the seed alone"):
         train([*cases(seeds=[0]), *cases(seeds=[1], rate=0.5)], device="cpu", root=None)

@@ -148,6 +148,7 @@ class Training:
         self.cases, self.device, self.teachers = cases, device, teachers
         self.settings = settings = Settings(**dict(cases[0].settings))
         self.seeds = [case.seed for case in cases]
+        self.image = dataset.train.x.shape[1:]
         self.x, self.y = _prepare(dataset.train, dataset, device, cases[0])
         self.test = _prepare(dataset.test, dataset, device, cases[0])
         if settings.standardise:
@@ -207,7 +208,7 @@ class Training:
         index = self._order.index_select(1, self._at).squeeze(1)  # (members, batch)
         x, y = self.x[index], self.y[index]
         if self.settings.augment:
-            x = augment(x.flatten(0, 1), strength=self.settings.augment).view_as(x)
+            x = augment(x.reshape(-1, *self.image), strength=self.settings.augment).view_as(x)
         if self.teachers is not None:
             y = self.teachers.answers(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
@@ -399,7 +400,7 @@ def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
 
 
 def _prepare(part: data.Part, dataset: data.Dataset, device: torch.device, case: Case) -> tuple[Tensor, Tensor]:
-    """Inputs in [0, 1], flattened unless the model or the augmentation needs images."""
+    """Inputs in [0, 1], flattened unless the model needs images."""
     x = part.x.to(device).float() / dataset.largest
     return x if is_transformer(case) else x.flatten(1), part.y.to(device)
 

@@ -1,0 +1,101 @@
+"""What it costs to train ten seeds of a case at once, over training one.
+
+Cells of Table 1 by our recipe from start to end, set-up and evaluations included. Both run in turn in one process,
+and medians are compared.
+
+    python benchmarks/ensemble.py --dataset usps --device cuda      # on a GPU a step is a CUDA graph
+    python benchmarks/ensemble.py --device cpu --steps 200
+"""
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from fastff.experiments.case import Case
+from fastff.experiments.store import about
+from fastff.experiments.tables import EXPERIMENTS
+from fastff.experiments.trainer import train
+
+SEEDS = (1, 10)
+
+
+def cells(options: argparse.Namespace, seeds: int) -> dict[str, list[Case]]:
+    """The trainings for G_A of a dense layer and of trees, by name."""
+    found: dict[str, list[Case]] = {}
+    for case in EXPERIMENTS["table1"].cases(
+        datasets=[options.dataset],
+        widths=[options.width],
+        leaf_widths=[int(leaf) for leaf in options.leaf_widths.split(",")],
+        recipes=["fastff"],
+        seeds=range(seeds),
+        changes={"steps": options.steps} if options.steps else {},
+    ):
+        if case.goal == "G_A":
+            found.setdefault(case.title, []).append(case)
+    return found
+
+
+def seconds(cases: list[Case], options: argparse.Namespace) -> float:
+    begin = time.perf_counter()
+    train(cases, device=options.device, root=options.data)
+    return time.perf_counter() - begin
+
+
+def row(cases: list[Case], times: list[float], one: float, options: argparse.Namespace) -> dict[str, object]:
+    case = cases[0]
+    measured = {
+        "dataset": case.dataset,
+        "model": case.model,
+        "width": case.width,
+        "leaf_width": case.leaf_width,
+        "depth": case.depth,
+        "steps": dict(case.settings)["steps"],
+        "seeds": len(cases),
+        "median_s": round(statistics.median(times), 3),
+        "least_s": round(min(times), 3),
+        "most_s": round(max(times), 3),
+        "ratio": round(statistics.median(times) / one, 3),
+        "repetitions": len(times),
+    }
+    command = " ".join(["python benchmarks/ensemble.py", *sys.argv[1:]])
+    return measured | about(options.device, options.commit) | {"command": command}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--data", type=Path, help="where the data sets lie; also FASTFF_DATA")
+    parser.add_argument("--width", type=int, default=128, help="training width")
+    parser.add_argument("--leaf-widths", default="8,1")
+    parser.add_argument("--steps", type=int, help="of a training; as in Table 1 otherwise")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--commit", default="", help="what the rows say of the code, where it is not a checkout")
+    parser.add_argument("--output", type=Path, help="append the rows to this CSV file")
+    options = parser.parse_args()
+    groups = {count: cells(options, count) for count in SEEDS}
+    rows = []
+    for name in groups[1]:
+        times: dict[int, list[float]] = {count: [] for count in SEEDS}
+        for repetition in range(options.repetitions + 1):
+            for count in SEEDS:
+                spent = seconds(groups[count][name], options)
+                if repetition:  # the first one reads data and compiles
+                    times[count].append(spent)
+        one, ten = (statistics.median(times[count]) for count in SEEDS)
+        print(f"{name}: one seed {one:.2f} s, ten {ten:.2f} s, {ten / one:.2f}x", flush=True)
+        rows += [row(groups[count][name], times[count], one, options) for count in SEEDS]
+    if options.output:
+        new = not options.output.exists()
+        with options.output.open("a", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
