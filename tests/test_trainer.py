@@ -187,17 +187,19 @@ def test_flat_inputs_are_changed_as_images(monkeypatch):
     images = trainer._load("digits", None).train.x
     seen = []
 
-    def still(x, strength):
-        seen.append((x, strength))
+    def still(x, strength, vertical):
+        seen.append((x, strength, vertical))
         return x
 
     monkeypatch.setattr(trainer, "augment", still)
-    plain, changed = (train(cases(steps=20, augment=a, standardise=False), device="cpu", root=None) for a in (0.0, 0.5))
-    assert [result.history for result in changed] == [result.history for result in plain]
-    x, strength = seen[0]
-    assert strength == 0.5
-    assert x.shape[1:] == images.shape[1:]
-    assert (16 * x[0] == images).flatten(1).all(1).any()  # one of them, as it is
+    changes = ({}, {"augment": 0.5}, {"mirror": True})
+    made = [train(cases(steps=20, standardise=False, **change), device="cpu", root=None) for change in changes]
+    assert [result.history for result in made[0]] == [result.history for result in made[1]]
+    assert [result.history for result in made[0]] == [result.history for result in made[2]]
+    assert {(strength, vertical) for _, strength, vertical in seen} == {(0.5, True), (0.0, False)}
+    for x, _, _ in seen:
+        assert x.shape[1:] == images.shape[1:]
+        assert (16 * x[0] == images).flatten(1).all(1).any()  # one of them, as it is
 
 
 def test_cases_that_do_not_belong_together():

@@ -24,6 +24,7 @@ class Settings:
     plateau_of: Literal["training", "validation"] = "training"
     standardise: bool = True  # inputs have mean 0 and deviation 1 in each channel; otherwise they are in [0, 1]
     augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
+    mirror: bool = False  # images are flipped left to right, each with probability 1/2, if they are not augmented
     taught: float = 0.0  # a transformer starts as a dense twin that had so much of its epochs: teacher.py
     twin_decay: float = 0.0  # weight decay of that twin
     balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation

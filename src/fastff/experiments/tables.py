@@ -153,8 +153,9 @@ WIDE = dataclasses.replace(
     precision="high",
     steps=0,
     epochs=16,
-    transposition=0.1,
-    sharing=0.97,
+    mirror=True,
+    noise=0.4,
+    sharing=0.95,
 )
 DENSE = dataclasses.replace(WIDE, rate=1e-3, weight_decay=0.1, batch=256)
 

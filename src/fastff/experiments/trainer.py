@@ -207,8 +207,8 @@ class Training:
     def _one_step(self) -> None:
         index = self._order.index_select(1, self._at).squeeze(1)  # (members, batch)
         x, y = self.x[index], self.y[index]
-        if self.settings.augment:
-            x = augment(x.reshape(-1, *self.image), strength=self.settings.augment).view_as(x)
+        if (strength := self.settings.augment) or self.settings.mirror:
+            x = augment(x.reshape(-1, *self.image), strength=strength, vertical=strength > 0).view_as(x)
         if self.teachers is not None:
             y = self.teachers.answers(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
