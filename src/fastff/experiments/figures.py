@@ -121,7 +121,7 @@ def entropies(results: Sequence[Result], names: Sequence[str], title: str) -> Fi
 
 def leaves(results: Sequence[Result], names: Sequence[str], title: str) -> Figure | None:
     """Leaves in use over epochs, as in `_over_epochs`."""
-    about = "A line for each seed: the leaves that a part of the validation data reaches."
+    about = "A line for each seed: the leaves that a part of the validation data reaches. Lines may hide each other."
     return _over_epochs(results, names, title, "leaves_used", "leaves in use", about)
 
 
@@ -154,6 +154,8 @@ def _over_epochs(
         if mark is not None:
             axes.axhline(mark, color=INK, linewidth=0.8, linestyle=":")
         axes.set_ylim(bottom=0)
+        if what == "leaves_used":
+            axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("epoch")
         axes.set_ylabel(unit)
         axes.legend(fontsize=8)

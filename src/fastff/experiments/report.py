@@ -125,7 +125,8 @@ def _cells(section: Section, records: Sequence[Record]) -> list[Cell]:
 
 def _recipes(cells: Iterable[Cell]) -> list[str]:
     """In the order of RECIPES."""
-    return sorted(dict.fromkeys(cell.recipe for cell in cells), key=lambda name: (name.split()[0] != "paper", name))
+    found = dict.fromkeys(cell.recipe for cell in cells)
+    return sorted(found, key=lambda name: (name.split()[0] != "paper", len(name), name))  # h = 5 before h = 10
 
 
 def _every(cells: Sequence[Cell], folded: bool = True) -> Table:
