@@ -14,7 +14,10 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from fastff.experiments.case import Case
+from fastff.experiments.data import load
 from fastff.experiments.store import about
 from fastff.experiments.tables import EXPERIMENTS
 from fastff.experiments.trainer import train
@@ -31,7 +34,7 @@ def cells(options: argparse.Namespace, seeds: int) -> dict[str, list[Case]]:
         leaf_widths=[int(leaf) for leaf in options.leaf_widths.split(",")],
         recipes=["fastff"],
         seeds=range(seeds),
-        changes={"steps": options.steps} if options.steps else {},
+        changes={} if options.steps is None else {"steps": options.steps},
     ):
         if case.goal == "G_A":
             found.setdefault(case.title, []).append(case)
@@ -65,18 +68,29 @@ def row(cases: list[Case], times: list[float], one: float, options: argparse.Nam
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--dataset", default="digits")
+    formats = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=formats)
+    parser.add_argument("--dataset", default="digits", help="one of `fastff reproduce list`")
     parser.add_argument("--data", type=Path, help="where the data sets lie; also FASTFF_DATA")
     parser.add_argument("--width", type=int, default=128, help="training width")
-    parser.add_argument("--leaf-widths", default="8,1")
+    parser.add_argument("--leaf-widths", default="8,1", help="of the trees, separated by commas")
     parser.add_argument("--steps", type=int, help="of a training; as in Table 1 otherwise")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where it trains")
+    parser.add_argument("--repetitions", type=int, default=3, help="of each training that is timed")
     parser.add_argument("--commit", default="", help="what the rows say of the code, where it is not a checkout")
     parser.add_argument("--output", type=Path, help="append the rows to this CSV file")
     options = parser.parse_args()
-    groups = {count: cells(options, count) for count in SEEDS}
+    if options.repetitions < 1:
+        parser.error(f"--repetitions must be at least 1; got {options.repetitions}.")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device.")
+    if options.output and not options.output.parent.is_dir():
+        parser.error(f"the directory of {options.output} is not there.")
+    try:
+        groups = {count: cells(options, count) for count in SEEDS}
+        load(options.dataset, options.data)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     rows = []
     for name in groups[1]:
         times: dict[int, list[float]] = {count: [] for count in SEEDS}
@@ -89,7 +103,7 @@ def main() -> None:
         print(f"{name}: one seed {one:.2f} s, ten {ten:.2f} s, {ten / one:.2f}x", flush=True)
         rows += [row(groups[count][name], times[count], one, options) for count in SEEDS]
     if options.output:
-        new = not options.output.exists()
+        new = not options.output.exists() or not options.output.stat().st_size
         with options.output.open("a", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             if new:

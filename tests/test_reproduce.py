@@ -235,6 +235,10 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
         ("reproduce table1 --runs 0", "--runs"),
         ("reproduce table1 --device cpu --output a.svg", "--output is the figure of regions"),
         ("reproduce regions --device cpu --output a.txt", "a file that ends in .svg, .png, .pdf"),
+        (
+            "reproduce regions --device cpu --set x=5 --widths 4",
+            "regions is no sweep of trainings, and has no --widths, --set",
+        ),
         ("report --store {folder}/nothere.sqlite", "nothere.sqlite is not there"),
         ("report --store {other}", "is not a store of results"),
     ],

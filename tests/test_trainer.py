@@ -192,11 +192,12 @@ def test_flat_inputs_are_changed_as_images(monkeypatch):
         return x
 
     monkeypatch.setattr(trainer, "augment", still)
-    changes = ({}, {"augment": 0.5}, {"mirror": True})
-    made = [train(cases(steps=20, standardise=False, **change), device="cpu", root=None) for change in changes]
-    assert [result.history for result in made[0]] == [result.history for result in made[1]]
-    assert [result.history for result in made[0]] == [result.history for result in made[2]]
-    assert {(strength, vertical) for _, strength, vertical in seen} == {(0.5, True), (0.0, False)}
+    histories = []
+    for change in ({}, {"augment": 0.5}, {"mirror": True}, {"augment": 0.7, "mirror": True}):
+        made = train(cases(steps=20, standardise=False, **change), device="cpu", root=None)
+        histories.append([result.history for result in made])
+    assert all(history == histories[0] for history in histories)
+    assert {(strength, vertical) for _, strength, vertical in seen} == {(0.5, True), (0.0, False), (0.7, False)}
     for x, _, _ in seen:
         assert x.shape[1:] == images.shape[1:]
         assert (16 * x[0] == images).flatten(1).all(1).any()  # one of them, as it is
@@ -217,11 +218,19 @@ def test_a_paper_training_measures_both_and_ours_has_two():
     assert changed <= {"weight_decay", "transposition"}
 
 
+def test_digits_are_not_mirrored_in_table2():
+    made = EXPERIMENTS["table2"].cases(["cifar10", "svhn"], [64], recipes=["fastff", "paper"], seeds=[0])
+    assert {(case.dataset, case.recipe) for case in made if dict(case.settings)["mirror"]} == {("cifar10", "fastff")}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"nois": 1.0}, "no setting 'nois'; it has"),
         ({"noise": "loud"}, "noise must be of type float; got 'loud'"),
+        ({"mirror": "no"}, "mirror must be true or false; got 'no'"),
+        ({"augment": 10.0}, r"augment must be below 10, .*; got 10\.0"),
+        ({"augment": float("nan")}, "augment must be 0 or more; got nan"),
         ({"noise": -1.0}, "noise must be 0 or more; got -1"),
         ({"taught": 2.0}, "taught must be from 0 to 1; got 2"),
         ({"schedule": "foo"}, "schedule must be one of constant, cosine; got 'foo'"),

@@ -84,6 +84,9 @@ def reproduce(
             models=words(models) or None,
         )
     if not cases:
+        parts = {"--dataset": dataset, "--models": models, "--widths": widths, "--leaf-widths": leaf_widths}
+        if asked := [flag for flag, value in (parts | {"--set": settings, "--epochs": epochs}).items() if value]:
+            raise typer.BadParameter(f"{experiment} is no sweep of trainings, and has no {', '.join(asked)}.")
         errors.print(escape(f"{chosen.title}: {chosen.about}."), soft_wrap=True)
         if experiment == "regions" and not dry_run:
             _regions(output or Path("regions.svg"), seed)

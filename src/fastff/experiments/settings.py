@@ -24,7 +24,7 @@ class Settings:
     plateau_of: Literal["training", "validation"] = "training"
     standardise: bool = True  # inputs have mean 0 and deviation 1 in each channel; otherwise they are in [0, 1]
     augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
-    mirror: bool = False  # images are flipped left to right, each with probability 1/2, if they are not augmented
+    mirror: bool = False  # images are flipped left to right with probability 1/2, and never upside down
     taught: float = 0.0  # a transformer starts as a dense twin that had so much of its epochs: teacher.py
     twin_decay: float = 0.0  # weight decay of that twin
     balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
@@ -52,6 +52,8 @@ class Settings:
         for name in ("rate", "batch", "last_temperature", "hard", "std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
+        if not self.augment < 10:
+            raise ValueError(f"augment must be below 10, at which images would shrink to nothing; got {self.augment}.")
         for name in ("taught", "transposition", "sharing", "least"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be from 0 to 1; got {getattr(self, name)}.")
@@ -68,7 +70,8 @@ class Settings:
             if name not in kinds:
                 raise ValueError(f"a recipe has no setting {name!r}; it has {', '.join(kinds)}.")
             if not isinstance(value, int if kinds[name] is float else kinds[name]) and type(value) is not kinds[name]:
-                raise ValueError(f"{name} must be of type {kinds[name].__name__}; got {value!r}.")
+                kind = "true or false" if kinds[name] is bool else f"of type {kinds[name].__name__}"
+                raise ValueError(f"{name} must be {kind}; got {value!r}.")
             made[name] = kinds[name](value)
         # Of two ways to say how long, the one that is changed counts.
         for ours, other in (("epochs", "steps"), ("patience", "patience_steps")):

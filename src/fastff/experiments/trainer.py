@@ -207,8 +207,9 @@ class Training:
     def _one_step(self) -> None:
         index = self._order.index_select(1, self._at).squeeze(1)  # (members, batch)
         x, y = self.x[index], self.y[index]
-        if (strength := self.settings.augment) or self.settings.mirror:
-            x = augment(x.reshape(-1, *self.image), strength=strength, vertical=strength > 0).view_as(x)
+        if self.settings.augment or self.settings.mirror:
+            images = x.reshape(-1, *self.image)
+            x = augment(images, strength=self.settings.augment, vertical=not self.settings.mirror).view_as(x)
         if self.teachers is not None:
             y = self.teachers.answers(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
