@@ -67,12 +67,29 @@ def test_a_member_is_a_model_in_evaluation():
     x = torch.randn(9, 5, dtype=torch.float64)
     for i, model in enumerate(models):
         assert torch.equal(ensemble.member(i)(x), model.eval()(x))
+    others = {name: tensor + 1 for name, tensor in ensemble.state_dict().items()}
     changed = copy.deepcopy(models[1])
-    with torch.no_grad():
-        changed.leaf_out_bias += 1
-    ensemble.load_member(1, changed)
-    assert torch.equal(ensemble.member(1)(x), changed.eval()(x))
-    assert torch.equal(ensemble.member(0)(x), models[0](x))
+    changed.load_state_dict({name: tensor[1] for name, tensor in others.items()})
+    assert torch.equal(ensemble.member(1, others)(x), changed.eval()(x))
+    assert torch.equal(ensemble.member(1)(x), models[1](x))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_map_gives_each_member_its_part_or_all_the_same(large):
+    models = members()
+    ensemble = Ensemble(models, large=large)
+    x = torch.randn(MEMBERS, 9, 5, dtype=torch.float64)
+
+    def function(model, x):
+        assert not model.training
+        return [model.node_logits(x), model.mixture(x).sum(0)]
+
+    for own, inputs in ((True, x), (False, x[0].expand_as(x))):
+        found = ensemble.map(function, x if own else x[0], own=own)
+        for i, model in enumerate(models):
+            for ours, theirs in zip(found, function(model.eval(), inputs[i]), strict=True):
+                torch.testing.assert_close(ours[i], theirs, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(found[0][0], found[0][1])
 
 
 def test_frozen_parameters_do_not_train():

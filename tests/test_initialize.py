@@ -4,6 +4,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastff
+from fastff.initialize import shift_biases_
 from helpers import make
 
 
@@ -196,6 +197,27 @@ def test_rebalance_in_low_precision_goes_by_the_biases_it_stores(dtype):
     x = torch.randn(2000, 6).to(dtype)
     fastff.rebalance_(layer, x, least=0.5)
     assert torch.bincount(layer.route(x), minlength=32).min() >= 0.3 * 2000 / 32
+
+
+def test_trees_are_balanced_together_as_each_by_itself():
+    torch.manual_seed(0)
+    layers = [fastff.FFF(6, 2, depth=4, leaf_width=1) for _ in range(3)]
+    x = torch.randn(3, 500, 6)
+    with torch.no_grad():
+        for layer in layers:
+            layer.node_bias += torch.randn_like(layer.node_bias)
+        bias = torch.stack([layer.node_bias for layer in layers])
+        logits = torch.stack([layer.node_logits(own) for layer, own in zip(layers, x, strict=True)])
+    before = bias.clone()
+    shift_biases_(bias, logits, 0.5)
+    for i, (layer, own) in enumerate(zip(layers, x, strict=True)):
+        assert torch.bincount(layer.route(own), minlength=16).min() < 16
+        fastff.rebalance_(layer, own, least=0.5)
+        assert not torch.equal(layer.node_bias, before[i])
+        assert torch.equal(bias[i], layer.node_bias)
+        assert (
+            torch.bincount(layer.route(own), minlength=16).min() >= 16
+        )  # half of 500 / 16, rounded up, and a spare one
 
 
 @pytest.mark.parametrize("least", [-0.1, 1.1])

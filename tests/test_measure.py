@@ -32,14 +32,39 @@ def test_entropies_are_of_trees_at_their_temperature():
     fastff.set_temperature_(net, 3.0)
     p = torch.sigmoid(3.0 * net[1].node_logits(net[0](x))).double()
     expected = -(p * p.log() + (1 - p) * (1 - p).log()).mean().item()
-    assert measure.entropies(net, x) == pytest.approx([expected], rel=1e-5)
+    (found,) = measure.entropies(net, x)
+    assert found.item() == pytest.approx(expected, rel=1e-5)
     assert measure.entropies(model(depth=0), x) == []
     assert measure.entropies(nn.Linear(3, 4), x) == []
 
 
-def test_spread_counts_all_samples(monkeypatch):
+def test_visits_count_all_samples(monkeypatch):
     monkeypatch.setattr(measure, "_at_once", lambda x: 7)
     net, x = model(), torch.randn(50, 3)
-    (used,) = measure.spread(net, x)
-    assert used.leaf_count.tolist() == net[1].route(net[0](x)).bincount(minlength=4).tolist()
-    assert measure.spread(nn.Linear(3, 4), x) == []
+    (found,) = measure.visits(net, x)
+    assert found.tolist() == net[1].route(net[0](x)).bincount(minlength=4).tolist()
+    (found,) = measure.visits(model(depth=0), x)
+    assert found.tolist() == [50]
+    assert measure.visits(nn.Linear(3, 4), x) == []
+
+
+def test_use_of_leaves_as_usage_has_it():
+    net, x = model(), torch.randn(50, 3)
+    visits = measure.visits(net, x)[0].tolist()
+    (used,) = fastff.usage(net, x).values()
+    assert measure.leaves_used(visits) == used.leaves_used
+    assert measure.smallest_share(visits) == used.smallest_share
+    assert measure.leaves_used([3, 0, 9, 0]) == 2
+    assert measure.smallest_share([3, 1, 9, 3]) == 0.25
+
+
+def test_layers_are_measured_in_their_order_and_the_rest_does_not_run():
+    class Last(nn.Module):
+        def forward(self, x):
+            raise AssertionError("nothing is left to see")
+
+    torch.manual_seed(0)
+    first, second = fastff.FFF(3, 4, depth=1, leaf_width=2), fastff.FFF(4, 4, depth=3, leaf_width=2)
+    net, x = nn.Sequential(first, second, Last()).eval(), torch.randn(50, 3)
+    assert [len(layer) for layer in measure.visits(net, x)] == [2, 8]
+    assert measure.entropies(net, x)[1] == measure.entropies(nn.Sequential(second).eval(), first(x))[0]

@@ -50,11 +50,7 @@ def test_a_broken_tree_would_not_pass(monkeypatch):
     """What the test above would see if every sample went to one leaf."""
     monkeypatch.setattr(trainer.Recipe, "loss", lambda self: 0.0)
 
-    def shut(layer, x, least):
-        layer.node_weight.data.zero_()
-        layer.node_bias.data.fill_(1)
-
-    monkeypatch.setattr(trainer, "shift_boundaries_", shut)
+    monkeypatch.setattr(trainer, "shift_biases_", lambda bias, logits, least: bias.fill_(1e3))
     (result,) = train(cases(seeds=[0], depth=5, leaf_width=1, goal="G_A", steps=800), device="cpu", root=None)
     assert result.G_A < 60
     assert result.smallest_share == 0

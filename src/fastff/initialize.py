@@ -141,26 +141,34 @@ def alike_(layer: FFF) -> None:
 @torch.no_grad()
 def shift_boundaries_(layer: FFF, x: Tensor, least: float) -> None:
     """As rebalance_, for one layer and its inputs x (batch, in)."""
-    if not layer.depth or not len(x):
-        return
-    logits = layer.node_logits(x)
     bias = layer.node_bias if layer.node_out_bias is None else layer.node_out_bias
-    fair = len(x) / layer.num_leaves
+    shift_biases_(bias.unsqueeze(0), layer.node_logits(x).unsqueeze(0), least)
+
+
+@torch.no_grad()
+def shift_biases_(bias: Tensor, logits: Tensor, least: float) -> None:
+    """As rebalance_, for trees of one shape: by the biases (trees, nodes) that move, and the logits of all samples and
+    nodes (trees, batch, nodes).
+    """
+    trees, batch, nodes = logits.shape
+    depth, fair = heap.depth_of(nodes + 1), batch / (nodes + 1)
     each = math.ceil(least * fair) if math.ceil(least * fair) <= fair else math.floor(least * fair)  # samples a leaf
-    node = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    for m in range(layer.depth):
-        here = node - heap.level(m).start
-        logit = logits.gather(1, node.unsqueeze(1)).squeeze(1)
-        counts = torch.bincount(here, minlength=2**m)
-        left = torch.bincount(here[logit < 0], minlength=2**m)
-        fewest = each << (layer.depth - m - 1)  # on either side
+    node = torch.zeros(trees, batch, dtype=torch.int64, device=logits.device)
+    for m in range(depth if each else 0):
+        level = heap.level(m)
+        first = torch.arange(trees, device=logits.device).unsqueeze(1) << m
+        here = (node - level.start + first).flatten()  # (trees * batch,): the sample's node among those of all trees
+        logit = logits.gather(2, node.unsqueeze(2)).flatten()
+        counts = torch.bincount(here, minlength=trees << m)
+        left = torch.bincount(here[logit < 0], minlength=trees << m)
+        fewest = each << (depth - m - 1)  # on either side
         wanted = left.clamp(min=fewest).minimum(counts - fewest)
         if not torch.equal(wanted, left):
             shift = torch.where(wanted == left, 0, -_value_before(here, logit, counts, wanted))
-            before = bias[heap.level(m)].clone()
-            bias[heap.level(m)] += shift.to(bias.dtype)
-            logit += (bias[heap.level(m)] - before)[here]  # as far as the bias could move in its dtype
-        node = 2 * node + 1 + (logit >= 0)
+            before = bias[:, level].clone()
+            bias[:, level] += shift.view_as(before).to(bias.dtype)
+            logit += (bias[:, level] - before).flatten()[here]  # as far as the bias could move in its dtype
+        node = 2 * node + 1 + (logit >= 0).view_as(node)
 
 
 def _value_before(group: Tensor, value: Tensor, counts: Tensor, place: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ every step is recorded once as a CUDA graph and replayed.
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+Function = Callable[[Any, Tensor], list[Tensor]]  # of a model and its input
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model that has just run, its output and the target
 
 
@@ -61,17 +63,27 @@ class Ensemble:
         )
 
     @torch.no_grad()
+    def map(self, function: Function, x: Tensor, *, own: bool = True) -> list[Tensor]:
+        """The tensors function(model, x) of every member in eval(), stacked: (members, ...).
+
+        x is (members, ...), a part for each member; without `own`, all get the same x. Small models go through at once,
+        by vmap.
+        """
+        if self.large:
+            found = [function(self.member(i), x[i] if own else x) for i in range(len(self.flat))]
+            return [torch.stack(tensors) for tensors in zip(*found, strict=True)]
+        called = _Called(self._member, function)
+        state = {f"model.{name}": tensor for name, tensor in (self.parameters | self.buffers).items()}
+        of_one: Callable[..., list[Tensor]] = vmap(partial(functional_call, called), (0, 0 if own else None))
+        return of_one(state, x)
+
+    @torch.no_grad()
     def member(self, i: int, state: dict[str, Tensor] | None = None) -> nn.Module:
         """One of the models in eval(), or another with stacked parameters like these: good until the next call."""
         state = self.parameters | self.buffers if state is None else state
-        self._member.load_state_dict({name: tensor[i] for name, tensor in state.items()})
+        for name, tensor in self._member.state_dict(keep_vars=True).items():
+            tensor.copy_(state[name][i])
         return self._member
-
-    @torch.no_grad()
-    def load_member(self, i: int, model: nn.Module) -> None:
-        """Take over the parameters of one model."""
-        for name, tensor in model.state_dict().items():
-            (self.parameters | self.buffers)[name][i].copy_(tensor)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in (self.parameters | self.buffers).items()}
@@ -80,6 +92,17 @@ class Ensemble:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, tensor in (self.parameters | self.buffers).items():
             tensor.copy_(state[name])
+
+
+class _Called(nn.Module):
+    """A function of a model as a module, for functional_call."""
+
+    def __init__(self, model: nn.Module, function: Function) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return self.function(self.model, x)
 
 
 class Optimizer:

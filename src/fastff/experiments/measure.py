@@ -1,19 +1,23 @@
 """What is measured of a model in eval(): how often it is right, how decided its trees are, how evenly they are used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+import torch
 from torch import Tensor, nn
 
-from ..capture import watching
+from ..backends import select
+from ..backends.reference import one_hot
+from ..capture import Enough, watching
 from ..hardening import bernoulli_entropy
 from ..layer import FFF
-from ..regions import Usage, usage
 
 
 def accuracy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
     """In percent."""
     parts = zip(x.split(_at_once(x)), y.split(_at_once(x)), strict=True)
-    return 100.0 * sum((model(inputs).argmax(-1) == target).sum().item() for inputs, target in parts) / len(y)
+    right = torch.stack([(model(inputs).argmax(-1) == target).sum() for inputs, target in parts])
+    return 100.0 * right.sum().item() / len(y)
 
 
 def _at_once(x: Tensor) -> int:
@@ -38,21 +42,53 @@ def soft(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def entropies(model: nn.Module, x: Tensor) -> list[float]:
+def entropies(model: nn.Module, x: Tensor) -> list[Tensor]:
     """The mean entropy of the nodes of every FFF layer that has some, at its temperature, when x runs through."""
-    found: list[float] = []
+    found: list[Tensor] = []
 
-    def see(_: str, layer: FFF, inputs: Tensor) -> None:
-        found.append(bernoulli_entropy(layer.node_logits(inputs) * layer.temperature).mean().item())
+    def see(layer: FFF, inputs: Tensor) -> None:
+        if layer.depth:
+            found.append(bernoulli_entropy(layer.node_logits(inputs) * layer._temperature).mean())
 
-    trees = {name: module for name, module in model.named_modules() if isinstance(module, FFF) and module.depth}
-    with watching(trees, see):
-        if trees:
-            model(x)
+    _run(model, x, see)
     return found
 
 
-def spread(model: nn.Module, x: Tensor) -> list[Usage]:
-    """How x spreads over the leaves of every FFF layer."""
-    has_trees = any(isinstance(module, FFF) for module in model.modules())
-    return list(usage(model, list(x.split(_at_once(x)))).values()) if has_trees else []
+def visits(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """How many of the samples of x each leaf of every FFF layer gets: (leaves,)."""
+    parts: list[list[Tensor]] = []
+
+    def see(layer: FFF, inputs: Tensor) -> None:
+        parts[-1].append(one_hot(select()[0].walk(layer.node_logits(inputs)), layer.num_leaves, torch.bool).sum(0))
+
+    for inputs in x.split(_at_once(x)):
+        parts.append([])
+        _run(model, inputs, see)
+    return [torch.stack(layer).sum(0) for layer in zip(*parts, strict=True)]
+
+
+def leaves_used(visits: Sequence[int]) -> int:
+    """How many leaves any sample visits."""
+    return sum(count > 0 for count in visits)
+
+
+def smallest_share(visits: Sequence[int]) -> float:
+    """The visits of the least visited leaf, over its fair share."""
+    return min(visits) * len(visits) / sum(visits)
+
+
+def _run(model: nn.Module, x: Tensor, see: Callable[[FFF, Tensor], None]) -> None:
+    """Run x through a model as far as its last FFF layer, and call see(layer, inputs) at each."""
+    trees = {name: module for name, module in model.named_modules() if isinstance(module, FFF)}
+    left = len(trees)
+
+    def hook(_: str, layer: FFF, inputs: Tensor) -> None:
+        nonlocal left
+        see(layer, inputs)
+        left -= 1
+        if not left:
+            raise Enough
+
+    with watching(trees, hook), suppress(Enough):
+        if trees:
+            model(x)

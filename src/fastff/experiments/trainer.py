@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..baselines import MoE, importance_loss, load_loss
-from ..initialize import alike_, initialize_tree_, shift_boundaries_
+from ..initialize import alike_, initialize_tree_, shift_biases_
 from ..layer import FFF
 from ..recipe import Recipe
 from . import data, measure, teacher
 from .augment import augment
 from .case import Case, Result, name_of
-from .ensemble import Ensemble, Optimizer, Recorded
+from .ensemble import Ensemble, Function, Optimizer, Recorded
 from .measure import accuracy
 from .models import build, is_transformer
 from .settings import Settings
@@ -178,6 +178,7 @@ class Training:
         self.history: list[dict[str, list[Any]]] = [{} for _ in cases]
 
         self._order = torch.zeros(members, self.steps, self.batch, dtype=torch.int64, device=device)
+        self._next: Tensor | None = None  # what _order will be
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
         before = {name: tensor.clone() for name, tensor in self.ensemble.state_dict().items()}
         self._step = Recorded(self._one_step, device, lambda: self._restore(before))
@@ -243,10 +244,8 @@ class Training:
         factor = (1 + math.cos(math.pi * share)) / 2 if self.settings.schedule == "cosine" else 1.0
         self.optimizer.rate.copy_(torch.tensor([factor * rate for rate in self.rates]))
         self._set_temperature(self.recipe.temperature if self.recipe is not None else 1.0)
-        count = self.steps * self.batch
-        orders = [torch.randperm(self.training.shape[1], generator=_generator(s, self.epoch)) for s in self.seeds]
-        order = torch.stack([order[:count] for order in orders]).to(self.device)
-        self._order.copy_(self.training.gather(1, order).view_as(self._order))
+        order = self._next if self._next is not None else self._draw()
+        self._order.copy_(self.training.gather(1, order.to(self.device)).view_as(self._order))
         self._at.zero_()
         torch.manual_seed(_generator(self.seeds[0], self.epoch).initial_seed())
         for _ in range(self.steps):
@@ -254,6 +253,13 @@ class Training:
         self.epoch += 1
         if self.recipe is not None:
             self.recipe.step()
+        self._next = self._draw() if self.device.type == "cuda" else None  # while the device works on these steps
+
+    def _draw(self) -> Tensor:
+        """The samples of the coming epoch, in order: (members, steps * batch)."""
+        count = self.steps * self.batch
+        orders = [torch.randperm(self.training.shape[1], generator=_generator(s, self.epoch)) for s in self.seeds]
+        return torch.stack([order[:count] for order in orders])
 
     def _set_temperature(self, value: float) -> None:
         for name, buffer in self.ensemble.buffers.items():
@@ -263,54 +269,54 @@ class Training:
     @torch.no_grad()
     def _evaluate(self) -> None:
         training, validation = [], []
+        entropies = self._of_trees(measure.entropies)  # at the temperature of the training
         # What is kept is a finished model: balanced, and as hard as it will be.
-        hard = self.settings.hard if self.recipe is not None else 1.0
-        entropies = [self._entropies(i) for i in range(len(self.cases))]
-        self._set_temperature(hard)
+        self._set_temperature(self.settings.hard if self.recipe is not None else 1.0)
+        self._rebalance()
         for i in range(len(self.cases)):
-            if self.settings.balanced and self.settings.least and self.recipe is not None:
-                self._rebalance(i)
-            model = self.ensemble.member(i)
-            train, check = self.training[i], self.validation[i]
+            model, train, check = self.ensemble.member(i), self.training[i], self.validation[i]
             if self.memorised is not None:
                 training.append(accuracy(model, self.x[train], self.y[train]))
             if self.generalised is not None:
                 validation.append(accuracy(model, self.x[check], self.y[check]))
-            self._remember(i, training, validation, entropies[i], model)
+        self._remember(training, validation, entropies, self._of_trees(measure.visits))
         if self.memorised is not None:
             self.memorised.update(training, self.epoch, self.ensemble, self.patience)
         if self.generalised is not None:
             self.generalised.update(validation, self.epoch, self.ensemble, self.patience)
         self._halve()
 
-    def _rebalance(self, i: int) -> None:
-        model = self.ensemble.member(i)
-        if isinstance(model, FFF):  # deeper in a model, the balance loss must do
-            shift_boundaries_(model, self.x[self.training[i]], self.settings.least)
-            self.ensemble.load_member(i, model)
+    def _rebalance(self) -> None:
+        """Of trees that are the whole model; deeper in one, the balance loss must do."""
+        model = self.ensemble.model
+        if self.recipe is None or not isinstance(model, FFF) or not self.settings.balanced or not self.settings.least:
+            return
+        (logits,) = self.ensemble.map(lambda model, x: [model.node_logits(x)], self.x, own=False)
+        index = self.training.unsqueeze(2).expand(-1, -1, model.num_nodes)
+        shift_biases_(self.ensemble.parameters["node_bias"], logits.gather(1, index), self.settings.least)
 
-    def _tree_samples(self, i: int) -> Tensor:
-        return self.x[self.validation[i][:TREE_SAMPLES]]
-
-    def _entropies(self, i: int) -> list[float]:
-        """At the temperature of the training."""
-        return measure.entropies(self.ensemble.member(i), self._tree_samples(i))
+    def _of_trees(self, function: Function) -> list[Any]:
+        """A measure of every layer of trees, for each member on samples of its own: layers of lists of members."""
+        if self.recipe is None:
+            return []
+        found = self.ensemble.map(function, self.x[self.validation[:, :TREE_SAMPLES]])
+        return [layer.tolist() for layer in found]
 
     def _remember(
-        self, i: int, training: list[float], validation: list[float], entropies: list[float], model: nn.Module
+        self, training: list[float], validation: list[float], entropies: list[Any], visits: list[Any]
     ) -> None:
-        row: dict[str, Any] = {"epoch": self.epoch}
-        if training:
-            row["training"] = round(training[-1], 3)
-        if validation:
-            row["validation"] = round(validation[-1], 3)
-        if entropies:  # there are trees; a number for each layer
-            row["entropy"] = [round(value, 4) for value in entropies]
-            used = measure.spread(model, self._tree_samples(i))
-            row["leaves_used"] = [layer.leaves_used for layer in used]
-            row["smallest_share"] = [round(layer.smallest_share, 3) for layer in used]
-        for name, value in row.items():
-            self.history[i].setdefault(name, []).append(value)
+        for i, history in enumerate(self.history):
+            row: dict[str, Any] = {"epoch": self.epoch}
+            if training:
+                row["training"] = round(training[i], 3)
+            if validation:
+                row["validation"] = round(validation[i], 3)
+            if entropies:  # there are trees; a number for each layer
+                row["entropy"] = [round(layer[i], 4) for layer in entropies]
+                row["leaves_used"] = [measure.leaves_used(layer[i]) for layer in visits]
+                row["smallest_share"] = [round(measure.smallest_share(layer[i]), 3) for layer in visits]
+            for name, value in row.items():
+                history.setdefault(name, []).append(value)
 
     def _halve(self) -> None:
         """Halve the rate of members whose accuracy has not improved for long."""
@@ -350,9 +356,9 @@ class Training:
 
     def _count_leaves(self, model: nn.Module, i: int, result: Result) -> None:
         """How evenly training data uses the leaves; of several layers, in that which does so least."""
-        if used := measure.spread(model, self.x[self.training[i]]):
-            result.leaves_used = min(layer.leaves_used for layer in used)
-            result.smallest_share = min(layer.smallest_share for layer in used)
+        if found := [layer.tolist() for layer in measure.visits(model, self.x[self.training[i]])]:
+            result.leaves_used = min(map(measure.leaves_used, found))
+            result.smallest_share = min(map(measure.smallest_share, found))
 
     def state_dict(self) -> dict[str, Any]:
         tracks = {"memorised": self.memorised, "generalised": self.generalised}
@@ -374,6 +380,7 @@ class Training:
         self.rates, self.epoch, self.seconds, self.history = (
             state[name] for name in ("rates", "epoch", "seconds", "history")
         )
+        self._next = None
         for name, track in (("memorised", self.memorised), ("generalised", self.generalised)):
             if track is not None:
                 track.load_state_dict(state[name])
