@@ -186,7 +186,7 @@ def test_rebalance_leaves_boundaries_that_are_good_enough():
         layer.node_bias.copy_(torch.tensor([0.0, 0.5, -5.0]))  # the right half goes left at 5: nothing beyond
     x = torch.linspace(-1, 1, 80).unsqueeze(1)
     fastff.rebalance_(layer, x, least=0.1)
-    assert torch.bincount(layer.route(x), minlength=4).tolist() == [20, 20, 38, 2]
+    assert torch.bincount(layer.route(x), minlength=4).tolist() == [20, 20, 37, 3]  # 2 are asked for, and one to spare
     assert layer.node_bias[:2].tolist() == [0, 0.5]
 
 
@@ -211,13 +211,24 @@ def test_trees_are_balanced_together_as_each_by_itself():
     before = bias.clone()
     shift_biases_(bias, logits, 0.5)
     for i, (layer, own) in enumerate(zip(layers, x, strict=True)):
-        assert torch.bincount(layer.route(own), minlength=16).min() < 16
+        assert torch.bincount(layer.route(own), minlength=16).min() < 17
         fastff.rebalance_(layer, own, least=0.5)
         assert not torch.equal(layer.node_bias, before[i])
         assert torch.equal(bias[i], layer.node_bias)
         assert (
-            torch.bincount(layer.route(own), minlength=16).min() >= 16
+            torch.bincount(layer.route(own), minlength=16).min() >= 17
         )  # half of 500 / 16, rounded up, and a spare one
+
+
+@pytest.mark.parametrize(("samples", "each"), [(3, 0), (4, 1), (8, 2), (9, 2), (12, 3), (40, 6), (41, 7)])
+def test_a_leaf_gets_its_part_and_one_to_spare_where_there_are_enough(samples, each):
+    layer = fastff.FFF(1, 1, depth=2, leaf_width=1)
+    with torch.no_grad():
+        layer.node_weight.fill_(1)
+        layer.node_bias.fill_(-5.0)  # all go left
+    x = torch.linspace(-1, 1, samples).unsqueeze(1)
+    fastff.rebalance_(layer, x, least=0.5)
+    assert torch.bincount(layer.route(x), minlength=4)[1:].tolist() == [each, each, each]
 
 
 @pytest.mark.parametrize("least", [-0.1, 1.1])

@@ -39,9 +39,9 @@ def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: 
 def rebalance_(model: nn.Module, data: Any, *, least: float = 0.1, samples: int = 65536) -> None:
     """Shift the boundaries of every FFF layer of `model` so that each leaf gets `least` of its fair share of `data`.
 
-    A boundary moves no further than needed for the leaves on either side of it, and most do not move at all.
-    Directions and leaves stay as they are. Call it now and then in training: leaves that no sample reaches learn
-    nothing, and the balance loss alone may not bring them back.
+    A boundary moves no further than needed for the leaves on either side of it, with a sample to spare, and most do not
+    move at all. Directions and leaves stay as they are. Call it now and then in training: leaves that no sample reaches
+    learn nothing, and the balance loss alone may not bring them back.
 
     Args:
         data: as in `initialize_tree_`; the share holds on the inputs that are read.
@@ -149,10 +149,13 @@ def shift_boundaries_(layer: FFF, x: Tensor, least: float) -> None:
 def shift_biases_(bias: Tensor, logits: Tensor, least: float) -> None:
     """As rebalance_, for trees of one shape: by the biases (trees, nodes) that move, and the logits of all samples and
     nodes (trees, batch, nodes).
+
+    A leaf is given a sample more than its part, where there are enough: one that lies on a boundary may be elsewhere in
+    a pass that adds the same numbers in another order.
     """
     trees, batch, nodes = logits.shape
     depth, fair = heap.depth_of(nodes + 1), batch / (nodes + 1)
-    each = math.ceil(least * fair) if math.ceil(least * fair) <= fair else math.floor(least * fair)  # samples a leaf
+    each = min(math.ceil(least * fair) + 1, math.floor(fair)) if least else 0  # samples a leaf
     node = torch.zeros(trees, batch, dtype=torch.int64, device=logits.device)
     for m in range(depth if each else 0):
         level = heap.level(m)
