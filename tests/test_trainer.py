@@ -113,9 +113,9 @@ def test_seeds_are_different_trainings_of_different_splits():
 
 
 def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
-    """With noise, transposition and a rate that halves: everything that could go wrong."""
+    """With noise, transposition, averaging and a rate that halves: everything that could go wrong."""
     monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
-    made = cases(transposition=0.1, plateau=2, patience=30)
+    made = cases(transposition=0.1, averaging=0.9, plateau=2, patience=30)
     whole = train(made, device="cpu", root=None)
     path = tmp_path / "checkpoint.pt"
 
@@ -132,6 +132,39 @@ def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert numbers(train(made, device="cpu", root=None, checkpoint=path)) == numbers(whole)
     with pytest.raises(ValueError, match="checkpoint is of another training"):
         train(cases(seeds=[5, 6]), device="cpu", root=None, checkpoint=path)
+
+
+def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights():
+    training = Training(cases(averaging=0.9, least=0.0), torch.device("cpu"), trainer._load("digits", None))
+    flat = training.ensemble.flat
+    mean, step = flat.clone(), training._step
+
+    def watched():
+        step()
+        mean.mul_(0.9).add_(flat, alpha=0.1)
+
+    training._step = watched
+    for _ in range(2):
+        training.advance()
+    raw = flat.clone()
+    torch.testing.assert_close(training.mean, mean, rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(mean, raw, rtol=1e-2)
+    with training._averaged():
+        expected = {name: tensor.clone() for name, tensor in training.ensemble.state_dict().items()}
+        assert torch.equal(flat, training.mean)
+    assert torch.equal(flat, raw)
+    assert training.generalised.epoch == [training.epoch] * 2  # it learns: the last is the best
+    for name, tensor in training.generalised.state.items():
+        assert torch.equal(tensor, expected[name]), name
+    before = training.ensemble.member(0)(training.x).clone()
+    assert [result.G_A for result in training.results()] != [None, None]
+    assert torch.equal(training.ensemble.member(0)(training.x), before)
+
+
+@pytest.mark.parametrize("goal", ["M_A", "G_A"])
+def test_means_are_balanced(goal):
+    for result in train(cases(averaging=0.9, least=0.5, balance=0.0, depth=4, goal=goal), device="cpu", root=None):
+        assert result.smallest_share >= 0.5
 
 
 def test_training_leaves_the_generator_of_the_process_alone():
@@ -179,6 +212,29 @@ def test_inputs_are_standardised_by_the_training_file():
     assert (raw.x.min().item(), raw.x.max().item()) == (0, 1)
 
 
+@pytest.mark.parametrize("shape", [(50, 6), (50, 2, 3, 3)])
+def test_inputs_are_standardised_pixel_by_pixel(shape):
+    torch.manual_seed(0)
+    scale, shift = 3 * torch.rand(shape[1:]) + 0.1, torch.randn(shape[1:])
+    scale.view(-1)[4] = 0  # this one never changes
+    x, test = torch.randn(shape) * scale + shift, torch.randn(shape) * scale + shift
+    means, deviations, before = x.double().mean(0), x.double().std(0), test.clone()
+    trainer._standardise(x, test, by_pixel=True)
+    one = torch.ones(shape[1:])
+    one.view(-1)[4] = 0
+    torch.testing.assert_close(x.mean(0), torch.zeros(shape[1:]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(x.std(0), one, rtol=1e-5, atol=1e-6)
+    expected = (before.double() - means) / torch.where(one > 0, deviations, 1)
+    torch.testing.assert_close(test.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_by_pixel_needs_standardised_inputs():
+    with pytest.raises(ValueError, match="by_pixel is a way to standardise inputs, and standardise is false"):
+        PAPER.changed({"by_pixel": True})
+    assert PAPER.changed({"by_pixel": True, "standardise": True}).by_pixel
+    assert not FASTFF.changed({"by_pixel": True}).changed({"standardise": False}).by_pixel
+
+
 def test_flat_inputs_are_changed_as_images(monkeypatch):
     images = trainer._load("digits", None).train.x
     seen = []
@@ -214,9 +270,14 @@ def test_a_paper_training_measures_both_and_ours_has_two():
     assert changed <= {"weight_decay", "transposition"}
 
 
-def test_digits_are_not_mirrored_in_table2():
-    made = EXPERIMENTS["table2"].cases(["cifar10", "svhn"], [64], recipes=["fastff", "paper"], seeds=[0])
-    assert {(case.dataset, case.recipe) for case in made if dict(case.settings)["mirror"]} == {("cifar10", "fastff")}
+def test_table2_treats_images_as_what_they_show():
+    made = EXPERIMENTS["table2"].cases(["cifar10", "svhn", "mnist"], [64], recipes=["fastff", "paper"], seeds=[0])
+
+    def with_setting(name):
+        return {(case.dataset, case.recipe) for case in made if dict(case.settings)[name]}
+
+    assert with_setting("mirror") == {("cifar10", "fastff")}  # digits are not mirrored
+    assert with_setting("by_pixel") == {("cifar10", "fastff"), ("svhn", "fastff")}
 
 
 @pytest.mark.parametrize(
@@ -225,6 +286,7 @@ def test_digits_are_not_mirrored_in_table2():
         ({"nois": 1.0}, "no setting 'nois'; it has"),
         ({"noise": "loud"}, "noise must be of type float; got 'loud'"),
         ({"mirror": "no"}, "mirror must be true or false; got 'no'"),
+        ({"averaging": 1.0}, r"averaging must be below 1, .*; got 1\.0"),
         ({"augment": 10.0}, r"augment must be below 10, .*; got 10\.0"),
         ({"augment": float("nan")}, "augment must be 0 or more; got nan"),
         ({"noise": -1.0}, "noise must be 0 or more; got -1"),

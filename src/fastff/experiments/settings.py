@@ -14,6 +14,7 @@ class Settings:
     rate: float = 3e-3  # learning rate
     schedule: Literal["constant", "cosine"] = "cosine"
     weight_decay: float = 0.0  # decoupled
+    averaging: float = 0.0  # what is evaluated is a running mean of the weights, of which a step keeps this part
     batch: int = 256
     precision: Literal["highest", "high"] = "highest"  # of products on a GPU: float32, or TF32
     epochs: int = 0  # at most
@@ -22,7 +23,8 @@ class Settings:
     patience_steps: int = 0  # the same in steps
     plateau: int = 0  # epochs without improvement after which a member's rate is halved; 0: never
     plateau_of: Literal["training", "validation"] = "training"
-    standardise: bool = True  # inputs have mean 0 and deviation 1 in each channel; otherwise they are in [0, 1]
+    standardise: bool = True  # inputs have mean 0 and deviation 1, images in each channel; otherwise they are in [0, 1]
+    by_pixel: bool = False  # each pixel is standardised by itself
     augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
     mirror: bool = False  # images are flipped left to right with probability 1/2, and never upside down
     taught: float = 0.0  # a transformer starts as a dense twin that had so much of its epochs: teacher.py
@@ -52,6 +54,8 @@ class Settings:
         for name in ("rate", "batch", "last_temperature", "hard", "std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
+        if not self.averaging < 1:
+            raise ValueError(f"averaging must be below 1, at which the mean would never move; got {self.averaging}.")
         if not self.augment < 10:
             raise ValueError(f"augment must be below 10, at which images would shrink to nothing; got {self.augment}.")
         for name in ("taught", "transposition", "sharing", "least"):
@@ -80,6 +84,10 @@ class Settings:
             elif other in made and ours not in made:
                 made[ours] = 0
         changed = dataclasses.replace(self, **made)
+        if not changed.standardise:
+            if made.get("by_pixel"):
+                raise ValueError("by_pixel is a way to standardise inputs, and standardise is false; set it, too.")
+            changed = dataclasses.replace(changed, by_pixel=False)
         if not changed.taught:  # there is no twin
             changed = dataclasses.replace(changed, twin_decay=0.0)
         if not changed.steps and not changed.epochs:

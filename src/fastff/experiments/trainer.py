@@ -10,8 +10,8 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -152,7 +152,7 @@ class Training:
         self.x, self.y = _prepare(dataset.train, dataset, device, cases[0])
         self.test = _prepare(dataset.test, dataset, device, cases[0])
         if settings.standardise:
-            _standardise(self.x, self.test[0])
+            _standardise(self.x, self.test[0], by_pixel=settings.by_pixel)
         orders = [torch.randperm(len(self.x), generator=_generator(seed)) for seed in self.seeds]
         validation = len(self.x) // 10
         self.validation = torch.stack([order[:validation] for order in orders]).to(device)
@@ -167,6 +167,7 @@ class Training:
         self.every = max(1, round(EVALUATION_STEPS / self.steps))
         self.ensemble = Ensemble(models, large=is_transformer(cases[0]))
         self.optimizer = Optimizer(self.ensemble, settings.optimizer, weight_decay=settings.weight_decay)
+        self.mean = self.ensemble.flat.clone() if settings.averaging else None
         self.rates = [settings.rate] * len(cases)
         self.recipe = _recipe(self.ensemble.model, settings, self.most_epochs)
         members = len(cases)
@@ -203,6 +204,8 @@ class Training:
     def _restore(self, state: dict[str, Tensor]) -> None:
         self.ensemble.load_state_dict(state)
         self.optimizer.reset()
+        if self.mean is not None:
+            self.mean.copy_(self.ensemble.flat)
         self._at.zero_()
 
     def _one_step(self) -> None:
@@ -215,6 +218,8 @@ class Training:
             y = self.teachers.answers(x)
         loss = self.ensemble.losses(self._loss, x, y).sum()
         self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
+        if self.mean is not None:
+            self.mean.lerp_(self.ensemble.flat, 1 - self.settings.averaging)
         self._at += 1
 
     def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:
@@ -236,7 +241,8 @@ class Training:
         start = time.monotonic()
         for _ in range(min(self.every, self.most_epochs - self.epoch)):
             self._train_epoch()
-        self._evaluate()
+        with self._averaged():
+            self._evaluate()
         self.seconds += time.monotonic() - start
 
     def _train_epoch(self) -> None:
@@ -265,6 +271,19 @@ class Training:
         for name, buffer in self.ensemble.buffers.items():
             if name.endswith("_temperature"):
                 buffer.fill_(value)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within the block, members are as the running means of their weights, if there are some."""
+        if self.mean is None:
+            yield
+            return
+        weights = self.ensemble.flat.clone()
+        self.ensemble.flat.copy_(self.mean)
+        try:
+            yield
+        finally:
+            self.ensemble.flat.copy_(weights)
 
     @torch.no_grad()
     def _evaluate(self) -> None:
@@ -338,21 +357,24 @@ class Training:
 
     @torch.no_grad()
     def results(self) -> list[Result]:
-        made = []
-        for i, case in enumerate(self.cases):
-            result = Result(case, inference_size=self.inference_size, epochs=self.epoch, history=self.history[i])
-            result.seconds = self.seconds / len(self.cases)
-            if self.memorised is not None and case.goal != "G_A":
-                result.M_A, result.ETT_M = self.memorised.best[i], self.memorised.epoch[i]
-            model = self.ensemble.member(i)
-            if self.generalised is not None and case.goal != "M_A":
-                model = self.ensemble.member(i, self.generalised.state)
-                result.G_A, result.ETT = accuracy(model, *self.test), self.generalised.epoch[i]
-                if self.recipe is not None:
-                    result.soft_hard_gap = accuracy(measure.soft(model), *self.test) - result.G_A
-            self._count_leaves(model, i, result)
-            made.append(result)
-        return made
+        with self._averaged():
+            self._rebalance()  # as in the last evaluation, which means lose afterwards
+            return [self._result(i) for i in range(len(self.cases))]
+
+    def _result(self, i: int) -> Result:
+        case = self.cases[i]
+        result = Result(case, inference_size=self.inference_size, epochs=self.epoch, history=self.history[i])
+        result.seconds = self.seconds / len(self.cases)
+        if self.memorised is not None and case.goal != "G_A":
+            result.M_A, result.ETT_M = self.memorised.best[i], self.memorised.epoch[i]
+        model = self.ensemble.member(i)
+        if self.generalised is not None and case.goal != "M_A":
+            model = self.ensemble.member(i, self.generalised.state)
+            result.G_A, result.ETT = accuracy(model, *self.test), self.generalised.epoch[i]
+            if self.recipe is not None:
+                result.soft_hard_gap = accuracy(measure.soft(model), *self.test) - result.G_A
+        self._count_leaves(model, i, result)
+        return result
 
     def _count_leaves(self, model: nn.Module, i: int, result: Result) -> None:
         """How evenly training data uses the leaves; of several layers, in that which does so least."""
@@ -365,6 +387,7 @@ class Training:
         return {
             "ensemble": self.ensemble.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "mean": self.mean,
             "rates": self.rates,
             "epoch": self.epoch,
             "seconds": self.seconds,
@@ -377,6 +400,8 @@ class Training:
             raise ValueError("the checkpoint is of another training; remove it.")
         self.ensemble.load_state_dict(state["ensemble"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.mean is not None:
+            self.mean.copy_(state["mean"])
         self.rates, self.epoch, self.seconds, self.history = (
             state[name] for name in ("rates", "epoch", "seconds", "history")
         )
@@ -413,12 +438,12 @@ def _prepare(part: data.Part, dataset: data.Dataset, device: torch.device, case:
     return x if is_transformer(case) else x.flatten(1), part.y.to(device)
 
 
-def _standardise(x: Tensor, test: Tensor) -> None:
-    """Mean 0 and deviation 1 over the training file, in place: in each channel of images, else over all."""
-    dims = (0, 2, 3) if x.dim() == 4 else None
+def _standardise(x: Tensor, test: Tensor, *, by_pixel: bool) -> None:
+    """Mean 0 and deviation 1 over the training file, in place: of a pixel, in each channel of images, or over all."""
+    dims = (0,) if by_pixel else (0, 2, 3) if x.dim() == 4 else None
     mean, std = x.mean(dims, keepdim=True), x.std(dims, keepdim=True)
     for inputs in (x, test):
-        inputs.sub_(mean).div_(std)
+        inputs.sub_(mean).div_(torch.where(std > 0, std, 1))
 
 
 def _generator(seed: int, epoch: int = -1) -> torch.Generator:
