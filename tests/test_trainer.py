@@ -112,11 +112,12 @@ def test_seeds_are_different_trainings_of_different_splits():
     assert first.history != second.history
 
 
-def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch, device):
     """With noise, transposition, averaging and a rate that halves: everything that could go wrong."""
     monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
     made = cases(transposition=0.1, averaging=0.9, plateau=2, patience=30)
-    whole = train(made, device="cpu", root=None)
+    whole = train(made, device=device, root=None)
     path = tmp_path / "checkpoint.pt"
 
     class Stop(Exception):
@@ -127,15 +128,16 @@ def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             raise Stop
 
     with pytest.raises(Stop):
-        train(made, device="cpu", root=None, checkpoint=path, report=stop)
+        train(made, device=device, root=None, checkpoint=path, report=stop)
     torch.manual_seed(99)  # whatever the process did in between
-    assert numbers(train(made, device="cpu", root=None, checkpoint=path)) == numbers(whole)
+    assert numbers(train(made, device=device, root=None, checkpoint=path)) == numbers(whole)
     with pytest.raises(ValueError, match="checkpoint is of another training"):
-        train(cases(seeds=[5, 6]), device="cpu", root=None, checkpoint=path)
+        train(cases(seeds=[5, 6]), device=device, root=None, checkpoint=path)
 
 
-def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights():
-    training = Training(cases(averaging=0.9, least=0.0), torch.device("cpu"), trainer._load("digits", None))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights(device):
+    training = Training(cases(averaging=0.9, least=0.0), torch.device(device), trainer._load("digits", None))
     flat = training.ensemble.flat
     mean, step = flat.clone(), training._step
 
@@ -161,9 +163,10 @@ def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights():
     assert torch.equal(training.ensemble.member(0)(training.x), before)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("goal", ["M_A", "G_A"])
-def test_means_are_balanced(goal):
-    for result in train(cases(averaging=0.9, least=0.5, balance=0.0, depth=4, goal=goal), device="cpu", root=None):
+def test_means_are_balanced(goal, device):
+    for result in train(cases(averaging=0.9, least=0.5, balance=0.0, depth=4, goal=goal), device=device, root=None):
         assert result.smallest_share >= 0.5
 
 
