@@ -67,4 +67,6 @@ def test_layers_are_measured_in_their_order_and_the_rest_does_not_run():
     first, second = fastff.FFF(3, 4, depth=1, leaf_width=2), fastff.FFF(4, 4, depth=3, leaf_width=2)
     net, x = nn.Sequential(first, second, Last()).eval(), torch.randn(50, 3)
     assert [len(layer) for layer in measure.visits(net, x)] == [2, 8]
+    twice = nn.Sequential(nn.Linear(3, 4), second, second, fastff.FFF(4, 4, depth=1, leaf_width=2)).eval()
+    assert [len(layer) for layer in measure.visits(twice, x)] == [8, 8, 2]
     assert measure.entropies(net, x)[1] == measure.entropies(nn.Sequential(second).eval(), first(x))[0]

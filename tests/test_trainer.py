@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import fastff
-from fastff.experiments import trainer
+from fastff.experiments import measure, trainer
 from fastff.experiments.case import Case
+from fastff.experiments.measure import accuracy
 from fastff.experiments.settings import FASTFF, PAPER
 from fastff.experiments.tables import EXPERIMENTS
 from fastff.experiments.trainer import Track, Training, train
@@ -139,11 +140,13 @@ def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch, device):
 def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights(device):
     training = Training(cases(averaging=0.9, least=0.0), torch.device(device), trainer._load("digits", None))
     flat = training.ensemble.flat
-    mean, step = flat.clone(), training._step
+    mean, step, seen = flat.clone(), training._step, []
 
     def watched():
         step()
-        mean.mul_(0.9).add_(flat, alpha=0.1)
+        seen.append(None)
+        kept = min(0.9, (1 + len(seen)) / (10 + len(seen)))
+        mean.mul_(kept).add_(flat, alpha=1 - kept)
 
     training._step = watched
     for _ in range(2):
@@ -158,9 +161,10 @@ def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights(device):
     assert training.generalised.epoch == [training.epoch] * 2  # it learns: the last is the best
     for name, tensor in training.generalised.state.items():
         assert torch.equal(tensor, expected[name]), name
-    before = training.ensemble.member(0)(training.x).clone()
-    assert [result.G_A for result in training.results()] != [None, None]
-    assert torch.equal(training.ensemble.member(0)(training.x), before)
+    x, y = training.test
+    for i, result in enumerate(training.results()):
+        assert accuracy(training.ensemble.member(i, expected), x, y) == result.G_A
+    assert torch.equal(flat, raw)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -168,6 +172,37 @@ def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights(device):
 def test_means_are_balanced(goal, device):
     for result in train(cases(averaging=0.9, least=0.5, balance=0.0, depth=4, goal=goal), device=device, root=None):
         assert result.smallest_share >= 0.5
+
+
+def test_weights_that_are_averaged_stay_balanced():
+    """Not only their means, which are what is evaluated."""
+    made = cases(averaging=0.9, least=0.5, balance=0.0, depth=4, goal="G_A")
+    training = Training(made, torch.device("cpu"), trainer._load("digits", None))
+    training.advance()
+    for i in range(len(made)):
+        (visits,) = measure.visits(training.ensemble.member(i), training.x[training.training[i]])
+        assert measure.smallest_share(visits.tolist()) >= 0.5
+        (visits,) = measure.visits(training.ensemble.member(i, training.generalised.state), training.x)
+        assert measure.smallest_share(visits.tolist()) > 0.3
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_short_training_is_not_averaged_with_its_start(optimizer):
+    rate = {"adam": 3e-3, "sgd": 0.2}[optimizer]
+    found = {
+        averaging: train(
+            cases(seeds=[0], averaging=averaging, optimizer=optimizer, rate=rate, steps=200), device="cpu", root=None
+        )[0].G_A
+        for averaging in (0.0, 0.999)
+    }
+    assert found[0.999] > found[0.0] - 5 > 60
+
+
+def test_rebalancing_goes_by_parts_of_an_ensemble(monkeypatch):
+    made = cases(seeds=[0, 1, 2], depth=4, least=0.9, steps=40)
+    whole = train(made, device="cpu", root=None)
+    monkeypatch.setattr(trainer, "LOGITS", 2 * 15 * 1797)
+    assert numbers(train(made, device="cpu", root=None)) == numbers(whole)
 
 
 def test_training_leaves_the_generator_of_the_process_alone():
@@ -232,7 +267,7 @@ def test_inputs_are_standardised_pixel_by_pixel(shape):
 
 
 def test_by_pixel_needs_standardised_inputs():
-    with pytest.raises(ValueError, match="by_pixel is a way to standardise inputs, and standardise is false"):
+    with pytest.raises(ValueError, match="by_pixel is a way to standardise inputs: it needs standardise=true"):
         PAPER.changed({"by_pixel": True})
     assert PAPER.changed({"by_pixel": True, "standardise": True}).by_pixel
     assert not FASTFF.changed({"by_pixel": True}).changed({"standardise": False}).by_pixel
@@ -271,6 +306,17 @@ def test_a_paper_training_measures_both_and_ours_has_two():
     ours, memory = (dict(case.settings) for case in made[-2:])
     changed = {name for name in ours if ours[name] != memory[name]}
     assert changed <= {"weight_decay", "transposition"}
+
+
+def test_a_part_that_is_left_out_stays_out_whatever_is_set():
+    changes = {"noise": 0.5, "by_pixel": True}
+    made = EXPERIMENTS["ablation"].cases(["digits"], [32], [8], seeds=[0], changes=changes)
+    settings = {case.recipe: dict(case.settings) for case in made}
+    assert settings["fastff"]["noise"] == settings["without weight decay"]["noise"] == 0.5
+    assert settings["without noise"]["noise"] == 0
+    assert settings["without noise"]["by_pixel"]
+    without = settings["without standardised inputs"]
+    assert (without["standardise"], without["by_pixel"]) == (False, False)
 
 
 def test_table2_treats_images_as_what_they_show():

@@ -358,7 +358,7 @@ def test_entropies_are_means_over_all_tokens(stripes):
     member = copy.deepcopy(training.ensemble.member(0)).train()
     member.dropout = 0.0
     x = training.x[training.validation[0]]
-    ((first,), _) = training._of_trees(measure.entropies)
+    ((first,), _) = training._measure_trees(measure.entropies)
     with torch.no_grad():
         member(x)
     wanted = [nodes.mean().item() for nodes in fastff.entropies(member).values()]

@@ -39,7 +39,7 @@ def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: 
 def rebalance_(model: nn.Module, data: Any, *, least: float = 0.1, samples: int = 65536) -> None:
     """Shift the boundaries of every FFF layer of `model` so that each leaf gets `least` of its fair share of `data`.
 
-    A boundary moves no further than needed for the leaves on either side of it, with a sample to spare, and most do not
+    A boundary moves no further than needed for the leaves on either side of it, and a sample to spare, and most do not
     move at all. Directions and leaves stay as they are. Call it now and then in training: leaves that no sample reaches
     learn nothing, and the balance loss alone may not bring them back.
 
@@ -150,12 +150,13 @@ def shift_biases_(bias: Tensor, logits: Tensor, least: float) -> None:
     """As rebalance_, for trees of one shape: by the biases (trees, nodes) that move, and the logits of all samples and
     nodes (trees, batch, nodes).
 
-    A leaf is given a sample more than its part, where there are enough: one that lies on a boundary may be elsewhere in
-    a pass that adds the same numbers in another order.
+    A boundary that must move leaves a sample to spare, where there are enough and it does not come to lie among equal
+    ones: a sample on a boundary may be elsewhere in a pass that adds the same numbers in another order.
     """
     trees, batch, nodes = logits.shape
     depth, fair = heap.depth_of(nodes + 1), batch / (nodes + 1)
-    each = min(math.ceil(least * fair) + 1, math.floor(fair)) if least else 0  # samples a leaf
+    each = min(math.ceil(least * fair), math.floor(fair))  # samples a leaf
+    spare = min(each + 1, math.floor(fair))
     node = torch.zeros(trees, batch, dtype=torch.int64, device=logits.device)
     for m in range(depth if each else 0):
         level = heap.level(m)
@@ -164,10 +165,15 @@ def shift_biases_(bias: Tensor, logits: Tensor, least: float) -> None:
         logit = logits.gather(2, node.unsqueeze(2)).flatten()
         counts = torch.bincount(here, minlength=trees << m)
         left = torch.bincount(here[logit < 0], minlength=trees << m)
-        fewest = each << (depth - m - 1)  # on either side
+        fewest, enough = (number << (depth - m - 1) for number in (each, spare))  # on either side
         wanted = left.clamp(min=fewest).minimum(counts - fewest)
         if not torch.equal(wanted, left):
-            shift = torch.where(wanted == left, 0, -_value_before(here, logit, counts, wanted))
+            values = _by_group(here, logit)
+            below, above = _around(values, counts, wanted)
+            spared = torch.where(wanted > left, enough, counts - enough).clamp(min=fewest).minimum(counts - fewest)
+            lower, upper = _around(values, counts, spared)
+            boundary = torch.where(lower < upper, lower + upper, below + above) / 2
+            shift = torch.where(wanted == left, 0, -boundary)
             before = bias[:, level].clone()
             bias[:, level] += shift.view_as(before).to(bias.dtype)
             logit += (bias[:, level] - before).flatten()[here]  # as far as the bias could move in its dtype
@@ -176,12 +182,22 @@ def shift_biases_(bias: Tensor, logits: Tensor, least: float) -> None:
 
 def _value_before(group: Tensor, value: Tensor, counts: Tensor, place: Tensor) -> Tensor:
     """A value with `place` values of its group below it, halfway to the next on either side: (groups,)."""
-    order = value.argsort()
-    value = value[order[group[order].argsort(stable=True)]]
-    start, last = counts.cumsum(0) - counts, len(value) - 1
-    below = value[(start + (place - 1).clamp(min=0)).clamp(max=last)]
-    above = value[(start + place.minimum(counts - 1).clamp(min=0)).clamp(max=last)]
+    below, above = _around(_by_group(group, value), counts, place)
     return (below + above) / 2
+
+
+def _by_group(group: Tensor, value: Tensor) -> Tensor:
+    """The values of the first group, then of the next, each in ascending order."""
+    order = value.argsort()
+    return value[order[group[order].argsort(stable=True)]]
+
+
+def _around(values: Tensor, counts: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    """Of values by group: the last of each group's first `place`, and the one after it; the same one at either end."""
+    start, last = counts.cumsum(0) - counts, len(values) - 1
+    below = values[(start + (place - 1).clamp(min=0)).clamp(max=last)]
+    above = values[(start + place.minimum(counts - 1).clamp(min=0)).clamp(max=last)]
+    return below, above
 
 
 def _moments_by(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -271,7 +271,7 @@ def _dry_run(cases: Sequence[Case], path: Path, ensemble: int, format: str) -> N
     if format == "json":
         print(json.dumps(made, indent=2))
         return
-    table = Table(title=f"What is stored in {escape(str(path))}, and what would be trained")
+    table = Table(title=f"The seeds that are stored in {escape(str(path))}, and those that would be trained")
     for column in made[0]:
         table.add_column(column.replace("_", " "), justify="right" if column in ("width", "leaf_width") else "left")
     for row in made:

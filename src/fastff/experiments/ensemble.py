@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-Function = Callable[[Any, Tensor], list[Tensor]]  # of a model and its input
+Measure = Callable[[Any, Tensor], list[Tensor]]  # of a model in eval() and its input
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model that has just run, its output and the target
 
 
@@ -63,17 +63,17 @@ class Ensemble:
         )
 
     @torch.no_grad()
-    def map(self, function: Function, x: Tensor, *, own: bool = True) -> list[Tensor]:
-        """The tensors function(model, x) of every member in eval(), stacked: (members, ...).
+    def map(self, measure: Measure, x: Tensor, *, own: bool = True, part: slice = slice(None)) -> list[Tensor]:
+        """The tensors measure(model, x) of every member, or of some, stacked: (members, ...).
 
-        x is (members, ...), a part for each member; without `own`, all get the same x. Small models go through at once,
-        by vmap.
+        x is (members, ...), samples for each; without `own`, all get the same x. Small models go through at once, by
+        vmap.
         """
         if self.large:
-            found = [function(self.member(i), x[i] if own else x) for i in range(len(self.flat))]
+            found = [measure(self.member(i), x[i] if own else x) for i in range(len(self.flat))[part]]
             return [torch.stack(tensors) for tensors in zip(*found, strict=True)]
-        called = _Called(self._member, function)
-        state = {f"model.{name}": tensor for name, tensor in (self.parameters | self.buffers).items()}
+        called = _Called(self._member, measure)
+        state = {f"model.{name}": tensor[part] for name, tensor in (self.parameters | self.buffers).items()}
         of_one: Callable[..., list[Tensor]] = vmap(partial(functional_call, called), (0, 0 if own else None))
         return of_one(state, x)
 
@@ -95,14 +95,14 @@ class Ensemble:
 
 
 class _Called(nn.Module):
-    """A function of a model as a module, for functional_call."""
+    """A measure of a model as a module, for functional_call."""
 
-    def __init__(self, model: nn.Module, function: Function) -> None:
+    def __init__(self, model: nn.Module, measure: Measure) -> None:
         super().__init__()
-        self.model, self.function = model, function
+        self.model, self.measure = model, measure
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        return self.function(self.model, x)
+        return self.measure(self.model, x)
 
 
 class Optimizer:
@@ -123,10 +123,10 @@ class Optimizer:
         grad, rate = torch.cat([g.flatten(1) for g in grads], 1), self.rate.unsqueeze(1)
         if self.weight_decay:
             self.flat.mul_(1 - self.weight_decay * rate)
+        self.count += 1
         if self.kind == "sgd":
             self.flat.sub_(rate * grad)
             return
-        self.count += 1
         (mean, square), (b1, b2) = self.moments, self.betas
         mean.lerp_(grad, 1 - b1)
         square.lerp_(grad * grad, 1 - b2)

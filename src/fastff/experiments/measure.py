@@ -59,6 +59,7 @@ def visits(model: nn.Module, x: Tensor) -> list[Tensor]:
     parts: list[list[Tensor]] = []
 
     def see(layer: FFF, inputs: Tensor) -> None:
+        # Not by bincount, for which vmap has no rule.
         parts[-1].append(one_hot(select()[0].walk(layer.node_logits(inputs)), layer.num_leaves, torch.bool).sum(0))
 
     for inputs in x.split(_at_once(x)):
@@ -80,12 +81,11 @@ def smallest_share(visits: Sequence[int]) -> float:
 def _run(model: nn.Module, x: Tensor, see: Callable[[FFF, Tensor], None]) -> None:
     """Run x through a model as far as its last FFF layer, and call see(layer, inputs) at each."""
     trees = {name: module for name, module in model.named_modules() if isinstance(module, FFF)}
-    left = len(trees)
+    left = set(trees)
 
-    def hook(_: str, layer: FFF, inputs: Tensor) -> None:
-        nonlocal left
+    def hook(name: str, layer: FFF, inputs: Tensor) -> None:
         see(layer, inputs)
-        left -= 1
+        left.discard(name)
         if not left:
             raise Enough
 

@@ -14,7 +14,9 @@ class Settings:
     rate: float = 3e-3  # learning rate
     schedule: Literal["constant", "cosine"] = "cosine"
     weight_decay: float = 0.0  # decoupled
-    averaging: float = 0.0  # what is evaluated is a running mean of the weights, of which a step keeps this part
+    averaging: float = (
+        0.0  # what is evaluated is a running mean of the weights; a step keeps this part of it, at first less
+    )
     batch: int = 256
     precision: Literal["highest", "high"] = "highest"  # of products on a GPU: float32, or TF32
     epochs: int = 0  # at most
@@ -86,7 +88,7 @@ class Settings:
         changed = dataclasses.replace(self, **made)
         if not changed.standardise:
             if made.get("by_pixel"):
-                raise ValueError("by_pixel is a way to standardise inputs, and standardise is false; set it, too.")
+                raise ValueError("by_pixel is a way to standardise inputs: it needs standardise=true.")
             changed = dataclasses.replace(changed, by_pixel=False)
         if not changed.taught:  # there is no twin
             changed = dataclasses.replace(changed, twin_decay=0.0)

@@ -282,7 +282,7 @@ def _ablation(plan: Plan) -> list[Case]:
             for leaf in plan.leaf_widths or (8, 1):
                 for case in _case(plan, dataset, "FFF", width, leaf):
                     for recipe, change in {"fastff": {}, **CHANGES}.items():
-                        settings = FASTFF.changed(change).changed(plan.changes).items()
+                        settings = FASTFF.changed(plan.changes).changed(change).items()
                         made += [
                             dataclasses.replace(case, recipe=recipe, goal="G_A", seed=seed, settings=settings)
                             for seed in plan.seeds

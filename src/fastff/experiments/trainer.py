@@ -27,7 +27,7 @@ from ..recipe import Recipe
 from . import data, measure, teacher
 from .augment import augment
 from .case import Case, Result, name_of
-from .ensemble import Ensemble, Function, Optimizer, Recorded
+from .ensemble import Ensemble, Measure, Optimizer, Recorded
 from .measure import accuracy
 from .models import build, is_transformer
 from .settings import Settings
@@ -37,6 +37,7 @@ from .threads import one_thread
 EVALUATION_STEPS = 100  # epochs shorter than this are evaluated every few
 CHECKPOINT_SECONDS = 30.0
 TREE_SAMPLES = 2048  # of the validation part, for the entropies of nodes and the use of leaves in each epoch
+LOGITS = 1 << 27  # of nodes at once, for rebalancing: half a gigabyte
 FIT_IMAGES = 2048  # to fit the trees of a transformer to its dense twin
 IMPORTANCE, LOAD = 0.1, 0.1  # of the MoE, as in the paper
 
@@ -219,7 +220,9 @@ class Training:
         loss = self.ensemble.losses(self._loss, x, y).sum()
         self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
         if self.mean is not None:
-            self.mean.lerp_(self.ensemble.flat, 1 - self.settings.averaging)
+            # At first a mean of fewer steps, so that it soon leaves the start.
+            kept = ((1 + self.optimizer.count) / (10 + self.optimizer.count)).clamp(max=self.settings.averaging)
+            self.mean.lerp_(self.ensemble.flat, 1 - kept)
         self._at += 1
 
     def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:
@@ -241,6 +244,8 @@ class Training:
         start = time.monotonic()
         for _ in range(min(self.every, self.most_epochs - self.epoch)):
             self._train_epoch()
+        if self.mean is not None:
+            self._rebalance()  # what trains on; the means are, where they are evaluated
         with self._averaged():
             self._evaluate()
         self.seconds += time.monotonic() - start
@@ -288,7 +293,7 @@ class Training:
     @torch.no_grad()
     def _evaluate(self) -> None:
         training, validation = [], []
-        entropies = self._of_trees(measure.entropies)  # at the temperature of the training
+        entropies = self._measure_trees(measure.entropies)  # at the temperature of the training
         # What is kept is a finished model: balanced, and as hard as it will be.
         self._set_temperature(self.settings.hard if self.recipe is not None else 1.0)
         self._rebalance()
@@ -298,7 +303,7 @@ class Training:
                 training.append(accuracy(model, self.x[train], self.y[train]))
             if self.generalised is not None:
                 validation.append(accuracy(model, self.x[check], self.y[check]))
-        self._remember(training, validation, entropies, self._of_trees(measure.visits))
+        self._remember(training, validation, entropies, self._measure_trees(measure.visits))
         if self.memorised is not None:
             self.memorised.update(training, self.epoch, self.ensemble, self.patience)
         if self.generalised is not None:
@@ -310,15 +315,18 @@ class Training:
         model = self.ensemble.model
         if self.recipe is None or not isinstance(model, FFF) or not self.settings.balanced or not self.settings.least:
             return
-        (logits,) = self.ensemble.map(lambda model, x: [model.node_logits(x)], self.x, own=False)
-        index = self.training.unsqueeze(2).expand(-1, -1, model.num_nodes)
-        shift_biases_(self.ensemble.parameters["node_bias"], logits.gather(1, index), self.settings.least)
+        size = max(1, LOGITS // (len(self.x) * model.num_nodes))
+        for first in range(0, len(self.cases), size):
+            part = slice(first, first + size)
+            (logits,) = self.ensemble.map(lambda model, x: [model.node_logits(x)], self.x, own=False, part=part)
+            own = logits.gather(1, self.training[part].unsqueeze(2).expand(-1, -1, model.num_nodes))
+            shift_biases_(self.ensemble.parameters["node_bias"][part], own, self.settings.least)
 
-    def _of_trees(self, function: Function) -> list[Any]:
-        """A measure of every layer of trees, for each member on samples of its own: layers of lists of members."""
+    def _measure_trees(self, measure: Measure) -> list[Any]:
+        """Of every layer of trees, for each member on samples of its own: lists of members."""
         if self.recipe is None:
             return []
-        found = self.ensemble.map(function, self.x[self.validation[:, :TREE_SAMPLES]])
+        found = self.ensemble.map(measure, self.x[self.validation[:, :TREE_SAMPLES]])
         return [layer.tolist() for layer in found]
 
     def _remember(
@@ -358,7 +366,8 @@ class Training:
     @torch.no_grad()
     def results(self) -> list[Result]:
         with self._averaged():
-            self._rebalance()  # as in the last evaluation, which means lose afterwards
+            if self.mean is not None:
+                self._rebalance()  # as it was when evaluated
             return [self._result(i) for i in range(len(self.cases))]
 
     def _result(self, i: int) -> Result:
