@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import fastff
 from fastff.experiments import measure, trainer
 from fastff.experiments.case import Case
 from fastff.experiments.measure import accuracy
 from fastff.experiments.settings import FASTFF, PAPER
 from fastff.experiments.tables import EXPERIMENTS
-from fastff.experiments.trainer import Track, Training, train
+from fastff.experiments.trainer import Training, train
 
 SHARED = Path(os.environ.get("FASTFF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -213,26 +212,6 @@ def test_training_leaves_the_generator_of_the_process_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_best_is_kept_by_each_member():
-    ensemble = trainer.Ensemble([fastff.FFF(2, 2, depth=1, leaf_width=1) for _ in range(2)])
-    track = Track(2, ensemble)
-
-    def see(scores, epoch):
-        with torch.no_grad():
-            ensemble.parameters["node_bias"].fill_(epoch)
-        track.update(scores, epoch, ensemble, patience=2)
-
-    see([50, 10], 1)
-    see([50, 30], 2)  # as good as before: kept, but first seen in epoch 1
-    see([40, 20], 3)
-    assert track.state["node_bias"].flatten().tolist() == [2, 2]
-    assert (track.best, track.epoch, track.done) == ([50, 30], [1, 2], [True, False])
-    see([99, 40], 4)  # too late for the first
-    assert (track.best, track.done) == ([50, 40], [True, False])
-    see([99, 0], 6)
-    assert track.done == [True, True]
-
-
 def test_rates_halve_on_a_plateau_and_members_stop():
     made = cases(settings=PAPER, steps=2000, patience=3, plateau=2, rate=1e-9, batch=512)
     training = Training(made, torch.device("cpu"), trainer._load("digits", None))
@@ -248,22 +227,6 @@ def test_inputs_are_standardised_by_the_training_file():
     assert training.x.std().item() == pytest.approx(1, abs=1e-5)
     raw = Training(cases(settings=PAPER), torch.device("cpu"), trainer._load("digits", None))
     assert (raw.x.min().item(), raw.x.max().item()) == (0, 1)
-
-
-@pytest.mark.parametrize("shape", [(50, 6), (50, 2, 3, 3)])
-def test_inputs_are_standardised_pixel_by_pixel(shape):
-    torch.manual_seed(0)
-    scale, shift = 3 * torch.rand(shape[1:]) + 0.1, torch.randn(shape[1:])
-    scale.view(-1)[4] = 0  # this one never changes
-    x, test = torch.randn(shape) * scale + shift, torch.randn(shape) * scale + shift
-    means, deviations, before = x.double().mean(0), x.double().std(0), test.clone()
-    trainer._standardise(x, test, by_pixel=True)
-    one = torch.ones(shape[1:])
-    one.view(-1)[4] = 0
-    torch.testing.assert_close(x.mean(0), torch.zeros(shape[1:]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(x.std(0), one, rtol=1e-5, atol=1e-6)
-    expected = (before.double() - means) / torch.where(one > 0, deviations, 1)
-    torch.testing.assert_close(test.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_by_pixel_needs_standardised_inputs():

@@ -180,12 +180,6 @@ def shift_biases_(bias: Tensor, logits: Tensor, least: float) -> None:
         node = 2 * node + 1 + (logit >= 0).view_as(node)
 
 
-def _value_before(group: Tensor, value: Tensor, counts: Tensor, place: Tensor) -> Tensor:
-    """A value with `place` values of its group below it, halfway to the next on either side: (groups,)."""
-    below, above = _around(_by_group(group, value), counts, place)
-    return (below + above) / 2
-
-
 def _by_group(group: Tensor, value: Tensor) -> Tensor:
     """The values of the first group, then of the next, each in ascending order."""
     order = value.argsort()
@@ -213,5 +207,5 @@ def _moments_by(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, T
 
 def _median_by(group: Tensor, value: Tensor, counts: Tensor, default: Tensor) -> Tensor:
     """A value that has half of its group on either side."""
-    middle = _value_before(group, value, counts, counts // 2)
-    return torch.where(counts > 0, middle, default)
+    below, above = _around(_by_group(group, value), counts, counts // 2)
+    return torch.where(counts > 0, (below + above) / 2, default)

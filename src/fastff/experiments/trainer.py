@@ -24,7 +24,7 @@ from ..baselines import MoE, importance_loss, load_loss
 from ..initialize import alike_, initialize_tree_, shift_biases_
 from ..layer import FFF
 from ..recipe import Recipe
-from . import data, measure, teacher
+from . import data, inputs, measure, teacher
 from .augment import augment
 from .case import Case, Result, name_of
 from .ensemble import Ensemble, Measure, Optimizer, Recorded
@@ -33,6 +33,7 @@ from .models import build, is_transformer
 from .settings import Settings
 from .teacher import Teachers
 from .threads import one_thread
+from .track import Track
 
 EVALUATION_STEPS = 100  # epochs shorter than this are evaluated every few
 CHECKPOINT_SECONDS = 30.0
@@ -112,34 +113,6 @@ def save(state: dict[str, Any], path: Path) -> None:
     os.replace(part, path)
 
 
-class Track:
-    """A score of every member, the best so far, when it was first seen, and how long nothing was better."""
-
-    def __init__(self, members: int, ensemble: Ensemble | None) -> None:
-        self.best = [-1.0] * members
-        self.epoch = [0] * members
-        self.seen = [0] * members  # the epoch of the last improvement, or of the last halving of the rate
-        self.done = [False] * members
-        self.state = None if ensemble is None else {n: t.clone() for n, t in ensemble.state_dict().items()}
-
-    def update(self, scores: Sequence[float], epoch: int, ensemble: Ensemble, patience: int) -> None:
-        for i, score in enumerate(scores):
-            if self.done[i]:
-                continue
-            if score >= self.best[i] and self.state is not None:
-                for name, tensor in ensemble.state_dict().items():
-                    self.state[name][i].copy_(tensor[i])
-            if score > self.best[i]:
-                self.best[i], self.epoch[i], self.seen[i] = score, epoch, epoch
-            self.done[i] = bool(patience) and epoch - self.epoch[i] >= patience
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
 class Training:
     """All seeds of a case, from the first epoch to the results."""
 
@@ -150,10 +123,10 @@ class Training:
         self.settings = settings = Settings(**dict(cases[0].settings))
         self.seeds = [case.seed for case in cases]
         self.image = dataset.train.x.shape[1:]
-        self.x, self.y = _prepare(dataset.train, dataset, device, cases[0])
-        self.test = _prepare(dataset.test, dataset, device, cases[0])
+        self.x, self.y = inputs.prepare(dataset.train, dataset, device, cases[0])
+        self.test = inputs.prepare(dataset.test, dataset, device, cases[0])
         if settings.standardise:
-            _standardise(self.x, self.test[0], by_pixel=settings.by_pixel)
+            inputs.standardise(self.x, self.test[0], by_pixel=settings.by_pixel)
         orders = [torch.randperm(len(self.x), generator=_generator(seed)) for seed in self.seeds]
         validation = len(self.x) // 10
         self.validation = torch.stack([order[:validation] for order in orders]).to(device)
@@ -439,20 +412,6 @@ def _recipe(model: nn.Module, s: Settings, epochs: int) -> Recipe | None:
         hard=s.hard,
         fresh=False,  # the members have been made
     )
-
-
-def _prepare(part: data.Part, dataset: data.Dataset, device: torch.device, case: Case) -> tuple[Tensor, Tensor]:
-    """Inputs in [0, 1], flattened unless the model needs images."""
-    x = part.x.to(device).float() / dataset.largest
-    return x if is_transformer(case) else x.flatten(1), part.y.to(device)
-
-
-def _standardise(x: Tensor, test: Tensor, *, by_pixel: bool) -> None:
-    """Mean 0 and deviation 1 over the training file, in place: of a pixel, in each channel of images, or over all."""
-    dims = (0,) if by_pixel else (0, 2, 3) if x.dim() == 4 else None
-    mean, std = x.mean(dims, keepdim=True), x.std(dims, keepdim=True)
-    for inputs in (x, test):
-        inputs.sub_(mean).div_(torch.where(std > 0, std, 1))
 
 
 def _generator(seed: int, epoch: int = -1) -> torch.Generator:
