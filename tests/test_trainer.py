@@ -50,7 +50,7 @@ def test_a_broken_tree_would_not_pass(monkeypatch):
     """What the test above would see if every sample went to one leaf."""
     monkeypatch.setattr(trainer.Recipe, "loss", lambda self: 0.0)
 
-    monkeypatch.setattr(trainer, "shift_biases_", lambda bias, logits, least: bias.fill_(1e3))
+    monkeypatch.setattr(trainer, "shift_biases_", lambda bias, logits, least: bias.detach().fill_(1e3))
     (result,) = train(cases(seeds=[0], depth=5, leaf_width=1, goal="G_A", steps=800), device="cpu", root=None)
     assert result.G_A < 60
     assert result.smallest_share == 0
@@ -256,6 +256,21 @@ def test_flat_inputs_are_changed_as_images(monkeypatch):
         assert (16 * x[0] == images).flatten(1).all(1).any()  # one of them, as it is
 
 
+def test_inputs_are_dropped_in_steps_alone(monkeypatch):
+    training = Training(cases(input_dropout=0.25), torch.device("cpu"), trainer._load("digits", None))
+    whole, seen = training.x.clone(), []
+    losses = training.ensemble.losses
+    monkeypatch.setattr(training.ensemble, "losses", lambda loss, x, y: seen.append(x) or losses(loss, x, y))
+    training._train_epoch()
+    batches = whole[training._order]  # (members, steps, batch, pixels)
+    dropped = torch.stack(seen, 1) == 0
+    torch.testing.assert_close(torch.stack(seen, 1), (batches / 0.75).masked_fill(dropped, 0))
+    dropped = dropped[batches != 0]
+    bound = 5 * (0.25 * 0.75 / dropped.numel()) ** 0.5  # five standard errors
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=bound)
+    assert torch.equal(training.x, whole)  # which is what evaluations see
+
+
 def test_cases_that_do_not_belong_together():
     with pytest.raises(ValueError, match="differ in the seed alone"):
         train([*cases(seeds=[0]), *cases(seeds=[1], rate=0.5)], device="cpu", root=None)
@@ -303,6 +318,7 @@ def test_table2_treats_images_as_what_they_show():
         ({"augment": float("nan")}, "augment must be 0 or more; got nan"),
         ({"noise": -1.0}, "noise must be 0 or more; got -1"),
         ({"taught": 2.0}, "taught must be from 0 to 1; got 2"),
+        ({"input_dropout": 1.0}, "input_dropout must be below 1, which leaves no input; got 1"),
         ({"schedule": "foo"}, "schedule must be one of constant, cosine; got 'foo'"),
         ({"batch": 0}, "batch must be positive; got 0"),
         ({"least": 5.0}, "least must be from 0 to 1; got 5"),

@@ -145,17 +145,8 @@ TABLE2 = PAPER.changed(
 )
 
 # Ours for leaves of a hundred thousand weights. FF and MoE want a lower rate, which sharing raises.
-WIDE = dataclasses.replace(
-    FASTFF,
-    rate=5e-3,
-    weight_decay=0.2,
-    averaging=0.995,
-    batch=128,
-    precision="high",
-    steps=0,
-    epochs=16,
-    noise=0.4,
-    sharing=0.95,
+WIDE = Settings(
+    rate=5e-3, weight_decay=0.2, averaging=0.995, batch=128, precision="high", epochs=16, noise=0.4, sharing=0.95
 )
 DENSE = dataclasses.replace(WIDE, rate=1e-3, weight_decay=0.1, batch=256)
 COLOURED = ("svhn", "cifar10", "cifar100")  # photographs: no pixel is nearly always black
@@ -210,13 +201,11 @@ LEVELS = (
 )
 # Ours in a transformer, which is trained with dense blocks first: with more weight decay and fewer epochs, since those
 # are soon at their best. Trees learn slowly what they answer.
-VIT = dataclasses.replace(
-    FASTFF,
+VIT = Settings(
     rate=1e-3,
     weight_decay=0.05,
     batch=512,
     precision="high",
-    steps=0,
     epochs=600,
     augment=1.0,
     taught=0.25,
@@ -266,6 +255,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "without rebalancing": {"least": 0.0},
     "without the balance loss": {"balance": 0.0},
     "without weight decay": {"weight_decay": 0.0},
+    "without means of weights": {"averaging": 0.0},
+    "without input dropout": {"input_dropout": 0.0},
     "without standardised inputs": {"standardise": False},
     "with soft decisions, temperature 1 to 100": {"decision": "soft", "last_temperature": 100.0},
     "with transposition 0.05": {"transposition": 0.05},

@@ -190,6 +190,8 @@ class Training:
             x = augment(images, strength=self.settings.augment, vertical=not self.settings.mirror).view_as(x)
         if self.teachers is not None:
             y = self.teachers.answers(x)
+        if self.settings.input_dropout:
+            x = F.dropout(x, self.settings.input_dropout)
         loss = self.ensemble.losses(self._loss, x, y).sum()
         self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
         if self.mean is not None:
