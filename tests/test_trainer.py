@@ -256,6 +256,15 @@ def test_flat_inputs_are_changed_as_images(monkeypatch):
         assert (16 * x[0] == images).flatten(1).all(1).any()  # one of them, as it is
 
 
+def test_an_epoch_may_have_fewer_steps_than_are_called_before_a_recording():
+    training = Training(cases(batch=1000), torch.device("cpu"), trainer._load("digits", None))
+    for _ in range(3):
+        training._step()
+    assert training.steps == 1
+    assert training.optimizer.count.item() == 3
+    assert training._at.item() == 0
+
+
 def test_inputs_are_dropped_in_steps_alone(monkeypatch):
     training = Training(cases(input_dropout=0.25), torch.device("cpu"), trainer._load("digits", None))
     whole, seen = training.x.clone(), []

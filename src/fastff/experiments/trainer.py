@@ -198,7 +198,7 @@ class Training:
             # At first a mean of fewer steps, so that it soon leaves the start.
             kept = ((1 + self.optimizer.count) / (10 + self.optimizer.count)).clamp(max=self.settings.averaging)
             self.mean.lerp_(self.ensemble.flat, 1 - kept)
-        self._at += 1
+        self._at.add_(1).remainder_(self.steps)  # an epoch may have fewer steps than are called before a recording
 
     def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:
         loss = F.cross_entropy(output, target)
@@ -232,7 +232,6 @@ class Training:
         self._set_temperature(self.recipe.temperature if self.recipe is not None else 1.0)
         order = self._next if self._next is not None else self._draw()
         self._order.copy_(self.training.gather(1, order.to(self.device)).view_as(self._order))
-        self._at.zero_()
         torch.manual_seed(_generator(self.seeds[0], self.epoch).initial_seed())
         for _ in range(self.steps):
             self._step()
