@@ -79,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
 
     console, threads = Console(), torch.get_num_threads()
-    steps, seeds = (100, range(1)) if options.quick else (450, range(3))
+    steps, seeds = (100, range(1)) if options.quick else (400, range(3))
     command = "python examples/demo.py" + (" --quick" if options.quick else "")
     same = f"fastff reproduce table1 --dataset digits --widths {WIDTH} --leaf-widths {','.join(map(str, LEAF_WIDTHS))}"
     made_by = about("cpu") | {"command": f"{command}  # {same} --runs {len(seeds)} --set steps={steps}, and a MoE"}
