@@ -306,6 +306,28 @@ def test_a_part_that_is_left_out_stays_out_whatever_is_set():
     assert (without["standardise"], without["by_pixel"]) == (False, False)
 
 
+def test_what_table1_does_to_inputs_and_weights_is_its_own():
+    """Settings of one experiment do not leak into another whose rows are by other ones."""
+    names = ("input_dropout", "averaging", "batch", "steps", "epochs")
+    found = {
+        (name, case.model): tuple(dict(case.settings)[setting] for setting in names)
+        for name in ("table1", "inference_counterparts", "table2", "table3")
+        for case in EXPERIMENTS[name].cases(recipes=["fastff"], seeds=[0])
+    }
+    table1, counterparts, table2 = (0.2, 0.998, 512, 16800, 0), (0, 0, 256, 8400, 0), (0, 0.995, 256, 0, 16)
+    assert found == {
+        ("table1", "FF"): table1,
+        ("table1", "FFF"): table1,
+        ("inference_counterparts", "FF"): counterparts,
+        ("inference_counterparts", "FFF"): counterparts,
+        ("table2", "FF"): table2,
+        ("table2", "MoE"): table2,
+        ("table2", "FFF"): (0, 0.995, 128, 0, 16),
+        ("table3", "ViT-FF"): (0, 0, 512, 0, 150),
+        ("table3", "ViT-FFF"): (0, 0, 512, 0, 600),
+    }
+
+
 def test_table2_treats_images_as_what_they_show():
     made = EXPERIMENTS["table2"].cases(["cifar10", "svhn", "mnist"], [64], recipes=["fastff", "paper"], seeds=[0])
 
@@ -321,6 +343,10 @@ def test_table2_treats_images_as_what_they_show():
     [
         ({"nois": 1.0}, "no setting 'nois'; it has"),
         ({"noise": "loud"}, "noise must be of type float; got 'loud'"),
+        ({"noise": True}, "noise must be of type float; got True"),
+        ({"batch": True}, "batch must be of type int; got True"),
+        ({"input_dropout": -1.0}, "input_dropout must be 0 or more; got -1"),
+        ({"input_dropout": float("nan")}, "input_dropout must be 0 or more; got nan"),
         ({"mirror": "no"}, "mirror must be true or false; got 'no'"),
         ({"averaging": 1.0}, r"averaging must be below 1, .*; got 1\.0"),
         ({"augment": 10.0}, r"augment must be below 10, .*; got 10\.0"),

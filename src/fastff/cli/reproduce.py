@@ -176,7 +176,7 @@ def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
     for text in settings:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise typer.BadParameter(f"--set is name=value, such as --set batch=512; got {text!r}.")
+            raise typer.BadParameter(f"--set is name=value, such as --set batch=1024; got {text!r}.")
         if value.lower() in ("inf", "infinity"):
             changes[name] = math.inf
             continue

@@ -27,7 +27,7 @@ class Settings:
     plateau_of: Literal["training", "validation"] = "training"
     standardise: bool = True  # inputs have mean 0 and deviation 1 (inputs.py); otherwise they are in [0, 1]
     by_pixel: bool = False  # each pixel is standardised by itself
-    input_dropout: float = 0.0  # so many of the inputs are 0, others for each sample and step
+    input_dropout: float = 0.0  # so many of the inputs are 0 in a step, others for each sample; the rest grow
     augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
     mirror: bool = False  # images are flipped left to right with probability 1/2, and never upside down
     taught: float = 0.0  # a transformer starts as a dense twin that had so much of its epochs: teacher.py
@@ -78,7 +78,7 @@ class Settings:
         for name, value in changes.items():
             if name not in kinds:
                 raise ValueError(f"a recipe has no setting {name!r}; it has {', '.join(kinds)}.")
-            if not isinstance(value, int if kinds[name] is float else kinds[name]) and type(value) is not kinds[name]:
+            if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
                 kind = "true or false" if kinds[name] is bool else f"of type {kinds[name].__name__}"
                 raise ValueError(f"{name} must be {kind}; got {value!r}.")
             made[name] = kinds[name](value)
