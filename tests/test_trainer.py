@@ -308,23 +308,23 @@ def test_a_part_that_is_left_out_stays_out_whatever_is_set():
 
 def test_what_table1_does_to_inputs_and_weights_is_its_own():
     """Settings of one experiment do not leak into another whose rows are by other ones."""
-    names = ("input_dropout", "averaging", "batch", "steps", "epochs")
+    names = ("schedule", "input_dropout", "averaging", "batch", "steps", "epochs")
     found = {
         (name, case.model): tuple(dict(case.settings)[setting] for setting in names)
         for name in ("table1", "inference_counterparts", "table2", "table3")
         for case in EXPERIMENTS[name].cases(recipes=["fastff"], seeds=[0])
     }
-    table1, counterparts, table2 = (0.2, 0.998, 512, 16800, 0), (0, 0, 256, 8400, 0), (0, 0.995, 256, 0, 16)
+    table1, table2 = ("constant", 0.2, 0.998, 512, 16800, 0), ("cosine", 0, 0.995, 256, 0, 16)
     assert found == {
         ("table1", "FF"): table1,
         ("table1", "FFF"): table1,
-        ("inference_counterparts", "FF"): counterparts,
-        ("inference_counterparts", "FFF"): counterparts,
+        ("inference_counterparts", "FF"): table1,
+        ("inference_counterparts", "FFF"): table1,
         ("table2", "FF"): table2,
         ("table2", "MoE"): table2,
-        ("table2", "FFF"): (0, 0.995, 128, 0, 16),
-        ("table3", "ViT-FF"): (0, 0, 512, 0, 150),
-        ("table3", "ViT-FFF"): (0, 0, 512, 0, 600),
+        ("table2", "FFF"): ("cosine", 0, 0.995, 128, 0, 16),
+        ("table3", "ViT-FF"): ("cosine", 0, 0, 512, 0, 150),
+        ("table3", "ViT-FFF"): ("cosine", 0, 0, 512, 0, 600),
     }
 
 

@@ -124,7 +124,7 @@ def completed(changes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 # Ours, the same for every cell. To memorise, weight decay and transposition are left out.
-FASTFF = Settings(weight_decay=0.1, averaging=0.998, batch=512, steps=16800, input_dropout=0.2)
+FASTFF = Settings(schedule="constant", weight_decay=0.1, averaging=0.998, batch=512, steps=16800, input_dropout=0.2)
 # The paper's, as far as it says; the rest is our choice. It does not say when a training "stops improving" in Table 1
 # (3000 steps are 15 epochs of MNIST and 120 of USPS), nor how inputs are scaled, nor over what the hardening loss is
 # averaged: h = 3 is far too much for the sum it writes, and the authors' code takes the mean over samples and nodes.
