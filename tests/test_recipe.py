@@ -1,9 +1,12 @@
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 import fastff
 from helpers import two_layers
@@ -88,6 +91,21 @@ def test_a_second_recipe_takes_over():
     assert not layer._forward_pre_hooks
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_copy_has_neither_the_noise_nor_the_data(copied):
+    layer = fastff.FFF(3, 2, depth=1, leaf_width=1)
+    # A loader with workers can be neither copied nor pickled; nor can a function without a name.
+    loader = DataLoader(torch.randn(64, 3), batch_size=16, collate_fn=lambda batch: torch.stack(batch))
+    recipe = fastff.Recipe(layer, loader, steps=4)
+    twin, x = copied(layer), torch.randn(8, 3)
+    assert torch.equal(twin.train()(x), twin(x))
+    assert not torch.equal(layer.train()(x), layer(x)), "the layer itself is still blurred"
+    recipe = fastff.Recipe(twin, steps=1, fresh=False)
+    assert not torch.equal(twin.train()(x), twin(x)), "a copy may have a recipe of its own"
+    recipe.step()
+    assert torch.equal(twin(x), twin(x))
+
+
 def test_data_that_can_be_read_once():
     with pytest.raises(TypeError, match="data is read again"):
         fastff.Recipe(fastff.FFF(3, 2, depth=1, leaf_width=1), (torch.randn(8, 3) for _ in range(2)), steps=4)
@@ -167,12 +185,13 @@ def test_layers_are_prepared():
     ("options", "message"),
     [
         ({"steps": 0}, "steps"),
-        ({"noise": -1.0}, "noise must be 0 or more; got -1"),
-        ({"balance": math.nan}, "balance must be 0 or more"),
+        ({"noise": -1.0}, "noise must be finite, and 0 or more; got -1"),
+        ({"balance": math.nan}, "balance must be finite, and 0 or more"),
+        ({"hard": math.inf}, "temperatures must be finite and positive.*hard=inf"),
         ({"transposition": 2.0}, "transposition"),
         ({"sharing": 1.5}, "sharing"),
         ({"decision": "hard"}, "decision must be 'soft' or 'straight_through'"),
-        ({"temperature": (1.0, 0.0)}, "temperatures must be positive"),
+        ({"temperature": (1.0, 0.0)}, "temperatures must be finite and positive"),
     ],
 )
 def test_bad_arguments_change_nothing(options, message):

@@ -134,7 +134,7 @@ def test_verbose_shows_a_bar(capsys):
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"depth": -1}, "depth must be at least 0; got -1"),
         ({"learning_rate": -1.0}, "learning_rate must be 0 or more; got -1"),
-        ({"noise": float("nan")}, "noise must be 0 or more"),
+        ({"noise": float("nan")}, "noise must be finite, and 0 or more"),
         ({"validation": 1.0}, "validation is a share of the samples"),
         ({"activation": "sigmoid"}, "activation"),
     ],

@@ -14,7 +14,7 @@ blurs the inputs by a noise that fades.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -75,9 +75,9 @@ class Recipe:
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
         for name, value in {"noise": noise, "balance": balance, "hardening": hardening}.items():
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be 0 or more; got {value}.")
+                raise ValueError(f"{name} must be finite, and 0 or more; got {value}.")
         if not all(math.isfinite(value) and value > 0 for value in (*temperature, hard)):
-            raise ValueError(f"temperatures must be positive; got {temperature} and hard={hard}.")
+            raise ValueError(f"temperatures must be finite and positive; got {temperature} and hard={hard}.")
         if isinstance(data, Iterator):
             raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
         found = layers(model)
@@ -91,12 +91,11 @@ class Recipe:
         for layer in found.values():
             layer.decision, layer.transposition, layer.sharing = decision, transposition, sharing
             for hook in list(layer._forward_pre_hooks.values()):
-                if isinstance(other := getattr(hook, "__self__", None), Recipe):
-                    other.close()  # one that was given up
+                if isinstance(hook, _Noise):
+                    hook.remove()  # of a recipe that was given up
         # A tensor, so that compiled and recorded steps see it change.
         self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
-        blurred = found.values() if noise else ()
-        self._hooks = [layer.register_forward_pre_hook(self._blur, with_kwargs=True) for layer in blurred]
+        self._noise = _Noise(self.deviation, found.values() if noise else ())
         self._set()
 
     @property
@@ -130,15 +129,7 @@ class Recipe:
 
     def close(self) -> None:
         """End the noise for good, as the last step does: for a training that ends before its time."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def _blur(self, layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
-        if not layer.training:
-            return None
-        x = args[0] if args else kwargs["x"]
-        scale = self.deviation.to(x.dtype) * x.detach().std(correction=0)
-        return (x + scale * torch.randn_like(x),), {}
+        self._noise.remove()
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -146,6 +137,28 @@ class Recipe:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = check_int("count", state["count"], 0)
         self._set()
+
+
+class _Noise:
+    """Blurs the inputs of layers in training. A copy of a layer, or one read from a file, is without: it has no recipe."""
+
+    def __init__(self, deviation: Tensor | None = None, layers: Iterable[FFF] = ()) -> None:
+        self.deviation = deviation
+        self.handles = [layer.register_forward_pre_hook(self, with_kwargs=True) for layer in layers]
+
+    def __call__(self, layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
+        if self.deviation is None or not layer.training:
+            return None
+        x = args[0] if args else kwargs["x"]
+        scale = self.deviation.to(x.dtype) * x.detach().std(correction=0)
+        return (x + scale * torch.randn_like(x),), {}
+
+    def __reduce__(self) -> tuple[type["_Noise"], tuple[()]]:
+        return _Noise, ()
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
 
 
 def _start(model: nn.Module, data: Any, std: float, alike: bool) -> None:
