@@ -168,6 +168,8 @@ def test_a_case_is_found_when_there_are_more_settings(store, tmp_path):
     ("column", "value", "error"),
     [
         ("goal", "X", "the goal 'X'"),
+        ("G_A", "1234.0", "G_A = 1234"),
+        ("M_A", "nan", "M_A = nan"),
         ("seconds", "", "no seconds"),
         ("seed", "", "no seed"),
         ("settings", '{"rat": 1.0}', "rat"),

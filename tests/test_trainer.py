@@ -315,6 +315,8 @@ def test_the_ablation_is_beside_a_falling_rate_and_ends_at_the_recipe():
     assert recipe == FASTFF.items()
     with pytest.raises(ValueError, match="both schedules"):
         EXPERIMENTS["ablation"].cases(changes={"schedule": "constant"})
+    with pytest.raises(ValueError, match="of recipe fastff"):
+        EXPERIMENTS["ablation"].cases(recipes=["paper"])
 
 
 def test_what_table1_does_to_inputs_and_weights_is_its_own():
@@ -357,13 +359,15 @@ def test_table2_treats_images_as_what_they_show():
         ({"noise": "loud"}, "noise must be of type float; got 'loud'"),
         ({"noise": True}, "noise must be of type float; got True"),
         ({"batch": True}, "batch must be of type int; got True"),
-        ({"input_dropout": -1.0}, "input_dropout must be 0 or more; got -1"),
-        ({"input_dropout": float("nan")}, "input_dropout must be 0 or more; got nan"),
+        ({"input_dropout": -1.0}, "input_dropout must be finite, and 0 or more; got -1"),
+        ({"input_dropout": float("nan")}, "input_dropout must be finite, and 0 or more; got nan"),
         ({"mirror": "no"}, "mirror must be true or false; got 'no'"),
         ({"averaging": 1.0}, r"averaging must be below 1, .*; got 1\.0"),
         ({"augment": 10.0}, r"augment must be below 10, .*; got 10\.0"),
-        ({"augment": float("nan")}, "augment must be 0 or more; got nan"),
-        ({"noise": -1.0}, "noise must be 0 or more; got -1"),
+        ({"augment": float("nan")}, "augment must be finite, and 0 or more; got nan"),
+        ({"noise": -1.0}, "noise must be finite, and 0 or more; got -1"),
+        ({"rate": float("inf")}, "rate must be finite, and 0 or more; got inf"),
+        ({"transposition": 1.0}, r"transposition must be below 1, .*; got 1\.0"),
         ({"taught": 2.0}, "taught must be from 0 to 1; got 2"),
         ({"input_dropout": 1.0}, "input_dropout must be below 1, which leaves no input; got 1"),
         ({"schedule": "foo"}, "schedule must be one of constant, cosine; got 'foo'"),

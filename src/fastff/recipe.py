@@ -140,7 +140,7 @@ class Recipe:
 
 
 class _Noise:
-    """Blurs the inputs of layers in training. A copy of a layer, or one read from a file, is without: it has no recipe."""
+    """Blurs the inputs of layers in training. Copies of a layer, and layers from a file, have no recipe, nor noise."""
 
     def __init__(self, deviation: Tensor | None = None, layers: Iterable[FFF] = ()) -> None:
         self.deviation = deviation

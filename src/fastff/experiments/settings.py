@@ -1,6 +1,7 @@
 """The numbers of a training: those of the paper, and ours."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
@@ -52,8 +53,8 @@ class Settings:
             if choices := get_args(hint):
                 if value not in choices:
                     raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
-            elif not isinstance(value, bool) and not value >= 0:
-                raise ValueError(f"{name} must be 0 or more; got {value}.")
+            elif not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be finite, and 0 or more; got {value}.")
         for name in ("rate", "batch", "last_temperature", "hard", "std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
@@ -63,7 +64,9 @@ class Settings:
             raise ValueError(f"input_dropout must be below 1, which leaves no input; got {self.input_dropout}.")
         if not self.augment < 10:
             raise ValueError(f"augment must be below 10, at which images would shrink to nothing; got {self.augment}.")
-        for name in ("taught", "transposition", "sharing", "least"):
+        if not self.transposition < 1:
+            raise ValueError(f"transposition must be below 1, which would swap all; got {self.transposition}.")
+        for name in ("taught", "sharing", "least"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be from 0 to 1; got {getattr(self, name)}.")
 

@@ -197,6 +197,9 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
     for name in (*CASE, "inference_size", "epochs", "seconds"):
         if made[name] is None:
             raise ValueError(f"a row has no {name}")
+    for name in ("M_A", "G_A"):
+        if made[name] is not None and not 0 <= made[name] <= 100:
+            raise ValueError(f"a row has {name} = {made[name]}")
     if made["goal"] not in GOALS:
         raise ValueError(f"a row has the goal {made['goal']!r}")
     settings = completed(json.loads(row["settings"]))

@@ -274,6 +274,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 def _ablation(plan: Plan) -> list[Case]:
     made = []
+    if "fastff" not in plan.recipes:
+        raise ValueError("the ablation is of recipe fastff.")
     if "schedule" in plan.changes:
         raise ValueError("the ablation has both schedules: none can be set.")
     whole = FASTFF.changed({**plan.changes, "schedule": "cosine"})
