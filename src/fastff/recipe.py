@@ -142,9 +142,9 @@ class Recipe:
 class _Noise:
     """Blurs the inputs of layers in training. Copies of a layer, and layers from a file, have no recipe, nor noise."""
 
-    def __init__(self, deviation: Tensor | None = None, layers: Iterable[FFF] = ()) -> None:
+    def __init__(self, deviation: Tensor | None = None, blurred: Iterable[FFF] = ()) -> None:
         self.deviation = deviation
-        self.handles = [layer.register_forward_pre_hook(self, with_kwargs=True) for layer in layers]
+        self.handles = [layer.register_forward_pre_hook(self, with_kwargs=True) for layer in blurred]
 
     def __call__(self, layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         if self.deviation is None or not layer.training:
