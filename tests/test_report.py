@@ -19,7 +19,6 @@ from fastff.bench import rows as bench
 from fastff.experiments import figures, paper, report, store, summary
 from fastff.experiments.case import Case, Result
 from fastff.experiments.store import Record
-from fastff.experiments.tables import WHOLE
 
 ROOT = Path(__file__).parent.parent
 ABOUT = {name: f"some {name}" for name in store.ABOUT} | {"date": "2026-01-02T03:04:05", "machine": "NVIDIA H200"}
@@ -233,18 +232,18 @@ def test_how_far_trees_are_behind_is_told_over_common_seeds():
 
 
 def test_an_ablation_says_what_each_part_is_worth():
-    accuracies = {WHOLE: (94.0, 95.0), "without noise": (92.0, 93.0), "with more": (95.0, 96.0)}
+    accuracies = {"fastff": (94.0, 95.0), "without noise": (92.0, 93.0), "with more": (95.0, 96.0)}
     some = [
         Record(Result(Case("usps", "FFF", 128, 8, 4, recipe, "G_A", seed), G_A=value), ABOUT)
         for recipe, values in accuracies.items()
         for seed, value in enumerate(values)
     ]
     # A seed that some do not have is left out for all.
-    some.append(Record(Result(Case("usps", "FFF", 128, 8, 4, WHOLE, "G_A", 2), G_A=50.0), ABOUT))
+    some.append(Record(Result(Case("usps", "FFF", 128, 8, 4, "fastff", "G_A", 2), G_A=50.0), ABOUT))
     section = report._ablation(report.Section("ablation", "Parts", "what each is worth", ""), some)
     assert [entry.text for entry in section.tables[0].head[0]] == ["recipe", "USPS w = 128, l = 8"]
     assert [[(entry.text, entry.difference) for entry in row] for row in section.tables[0].rows] == [
-        [(WHOLE, None), ("94.5", None)],
+        [("fastff", None), ("94.5", None)],
         [("with more", None), ("95.5", 1.0)],
         [("without noise", None), ("92.5", -2.0)],
     ]

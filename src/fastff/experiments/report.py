@@ -21,7 +21,6 @@ from .case import Case
 from .figures import Figure
 from .store import Record
 from .summary import Cell, Stat
-from .tables import WHOLE
 
 RECIPES = ("paper", "fastff")
 NOTHING = "-"
@@ -255,7 +254,7 @@ def _table3(section: Section, records: Sequence[Record]) -> Section:
 
 
 def _ablation(section: Section, records: Sequence[Record]) -> Section:
-    """G_A of the whole recipe, and with one part changed, less that of the whole: over the seeds of both."""
+    """G_A of the recipe, and of the recipe with one part changed, less that of the recipe: over the seeds of both."""
     seeds: dict[tuple[str, int, int], dict[str, set[int]]] = {}
     for case in (record.result.case for record in records):
         place = (case.dataset, case.width, case.leaf_width)
@@ -265,19 +264,16 @@ def _ablation(section: Section, records: Sequence[Record]) -> Section:
     places = list(dict.fromkeys((c.dataset, c.width, c.leaf_width) for c in cells))
     heads = ["recipe", *(f"{paper.NAMES.get(name, name)} w = {width}, l = {leaf}" for name, width, leaf in places)]
     rows = []
-    for recipe in sorted({cell.recipe for cell in cells}, key=lambda name: (name != WHOLE, name)):
+    for recipe in sorted({cell.recipe for cell in cells}, key=lambda name: (name != "fastff", name)):
         line = [Entry(recipe, head=True)]
         for place in places:
-            whole, changed = (ours.get((name, *place)) for name in (WHOLE, recipe))
+            whole, changed = (ours.get((name, *place)) for name in ("fastff", recipe))
             entry = _accuracy(changed, "G_A")
             both = [cell.G_A for cell in (whole, changed) if cell is not None and cell.G_A is not None]
-            change = both[1].mean - both[0].mean if recipe != WHOLE and len(both) == 2 else None
+            change = both[1].mean - both[0].mean if recipe != "fastff" and len(both) == 2 else None
             line.append(entry._replace(difference=change))
         rows.append(line)
-    note = (
-        f"G_A: means over seeds with their deviation; ▲ and ▼ mark the mean minus that of the recipe {WHOLE}. With a "
-        "constant rate it is the recipe fastff of Table 1."
-    )
+    note = "G_A: means over seeds with their deviation; ▲ and ▼ mark the mean minus that of the whole recipe."
     return section._replace(tables=[Table("", [_heads(heads)], rows), _every(cells)], notes=[note])
 
 
