@@ -1,10 +1,12 @@
 import csv
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import multiprocessing
 import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -268,6 +270,27 @@ def test_writers_at_once_store_each_case_once(tmp_path):
         writer.join()
     with Store(path) as store:
         assert [found.G_A for found in store.results()] == [90.0 + seed for seed in range(20)]
+
+
+def test_a_store_that_is_being_made_is_not_of_another_program(tmp_path, monkeypatch):
+    """Of four processes that made one store at once, one read whose it was too early and of tables too late."""
+    path = tmp_path / "results.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as maker:
+        maker.execute("PRAGMA journal_mode = WAL")
+        maker.execute("SELECT * FROM sqlite_master")
+
+        class Reader(sqlite3.Connection):
+            def execute(self, statement, *values):
+                answer = super().execute(statement, *values)
+                if "application_id" in statement:
+                    maker.executescript(
+                        f"BEGIN; CREATE TABLE results (a); PRAGMA application_id = {module.APPLICATION}; COMMIT"
+                    )
+                return answer
+
+        monkeypatch.setattr(module.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Reader))
+        module._check(path)
+        assert maker.execute("SELECT count(*) FROM sqlite_master").fetchone() == (1,)
 
 
 def test_a_lock_is_waited_for_where_sqlite_does_not():

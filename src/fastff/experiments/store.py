@@ -248,6 +248,7 @@ def _check(path: Path) -> None:
         way = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
         uri = f"file:{quote(str(path.resolve()))}?{way}"
         with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE)) as db:
+            db.execute("BEGIN")  # all of it as it is at one time: another process may be making the store
             owner, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     except sqlite3.DatabaseError as error:
