@@ -184,8 +184,11 @@ def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
             changes[name] = json.loads(value)
         except ValueError:
             changes[name] = value
-    # A recipe says how long it trains by steps or by epochs, and steps come first.
-    return changes | ({} if epochs is None else {"epochs": epochs, "steps": 0})
+    if epochs is not None:
+        if "epochs" in changes:
+            raise typer.BadParameter("--epochs and --set epochs are the same; use one of them.")
+        changes["epochs"] = epochs
+    return changes
 
 
 def _check_data(names: set[str], root: Path | None, asked: bool) -> set[str]:

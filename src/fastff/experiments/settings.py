@@ -87,6 +87,8 @@ class Settings:
             made[name] = kinds[name](value)
         # Of two ways to say how long, the one that is changed counts.
         for ours, other in (("epochs", "steps"), ("patience", "patience_steps")):
+            if made.get(ours) and made.get(other):
+                raise ValueError(f"{ours} and {other} are two ways to say how long; set one of them.")
             if ours in made and other not in made:
                 made[other] = 0
             elif other in made and ours not in made:
