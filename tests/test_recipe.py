@@ -106,6 +106,26 @@ def test_a_copy_has_neither_the_noise_nor_the_data(copied):
     assert torch.equal(twin(x), twin(x))
 
 
+def test_a_mean_of_the_weights_is_finished_as_the_model_is():
+    torch.manual_seed(0)
+    x = torch.randn(256, 3)
+    model = nn.Sequential(fastff.FFF(3, 2, depth=3, leaf_width=1))
+    recipe = fastff.Recipe(model, x, steps=10, least=0.5, hard=50.0)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[0].node_bias += 1.0
+    assert fastff.usage(twin, x)["0"].smallest_share < 0.5
+    before = copy.deepcopy(model.state_dict())
+    recipe.finish_(twin)
+    assert fastff.usage(twin, x)["0"].smallest_share >= 0.5
+    assert twin[0].temperature == 50
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    bare = copy.deepcopy(model)
+    fastff.Recipe(nn.Sequential(fastff.FFF(3, 2, depth=3, leaf_width=1)), steps=10).finish_(bare)  # without data
+    assert bare[0].temperature == 1000
+    assert torch.equal(bare[0].node_bias, model[0].node_bias)
+
+
 def test_data_that_can_be_read_once():
     with pytest.raises(TypeError, match="data is read again"):
         fastff.Recipe(fastff.FFF(3, 2, depth=1, leaf_width=1), (torch.randn(8, 3) for _ in range(2)), steps=4)

@@ -127,6 +127,15 @@ class Recipe:
         if done == 1:
             self.close()
 
+    def finish_(self, model: nn.Module) -> None:
+        """Do to a model what the last step does to the one that trains: rebalance it, and make it hard.
+
+        For a running mean of the weights, and for copies that are looked at on the way.
+        """
+        if self.data is not None:
+            rebalance_(model, self.data, least=self.least)
+        set_temperature_(model, self.hard)
+
     def close(self) -> None:
         """End the noise for good, as the last step does: for a training that ends before its time."""
         self._noise.remove()
