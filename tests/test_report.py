@@ -233,6 +233,7 @@ def test_how_far_trees_are_behind_is_told_over_common_seeds():
 
 def test_an_ablation_says_what_each_part_is_worth():
     accuracies = {"fastff": (94.0, 95.0), "without noise": (92.0, 93.0), "with more": (95.0, 96.0)}
+    accuracies["without what does nothing"] = (93.98, 94.98)
     some = [
         Record(Result(Case("usps", "FFF", 128, 8, 4, recipe, "G_A", seed), G_A=value), ABOUT)
         for recipe, values in accuracies.items()
@@ -246,6 +247,7 @@ def test_an_ablation_says_what_each_part_is_worth():
         [("fastff", None), ("94.5", None)],
         [("with more", None), ("95.5", 1.0)],
         [("without noise", None), ("92.5", -2.0)],
+        [("without what does nothing", None), ("94.5", 0.0)],
     ]
 
 
@@ -439,15 +441,18 @@ def test_seeds_are_joined_and_summed_up():
         settings = (("decay", 0.0 if goal == "M_A" else 1.0), ("h", h))
         return Result(Case("usps", "FFF", 16, 8, 1, "fastff", goal, seed, settings), **found)
 
-    made = [result("M_A", seed, 3.0, M_A=99.0 + seed, ETT_M=9, seconds=1.0, soft_hard_gap=9.0) for seed in (0, 1)]
-    made += [
-        result("G_A", seed, 3.0, G_A=92.0 + seed, ETT=4 + seed, seconds=2.0, soft_hard_gap=-0.1) for seed in (0, 1, 2)
-    ]
+    memory = {"ETT_M": 9, "seconds": 1.0, "soft_hard_gap": -0.3, "smallest_share": 0.5, "leaves_used": 2}
+    made = [result("M_A", seed, 3.0, M_A=99.0 + seed, **memory) for seed in (0, 1)]
+    general = {"seconds": 2.0, "soft_hard_gap": 0.1, "smallest_share": 0.7, "leaves_used": 1}
+    made += [result("G_A", seed, 3.0, G_A=92.0 + seed, ETT=4 + seed, **general) for seed in (0, 1, 2)]
     (cell,) = summary.cells(made)
     assert (cell.recipe, cell.seeds, cell.seconds) == ("fastff", 3, 8.0)
     assert summary.Stat(99.5, pytest.approx(math.sqrt(0.5)), 100.0, 2) == cell.M_A
     assert summary.Stat(93.0, 1.0, 94.0, 3) == cell.G_A
-    assert (cell.ETT, cell.ETT_M, cell.soft_hard_gap) == (5.0, 9.0, -0.1)
+    assert (cell.ETT, cell.ETT_M) == (5.0, 9.0)
+    # Of the two trees of a seed a row tells the worse.
+    assert (cell.soft_hard_gap, cell.smallest_share, cell.leaves_used) == (-0.3, 0.5, 1)
+    assert [row["soft_hard_gap"] for row in summary.rows(made)] == [-0.3, -0.3, 0.1]
     assert cell.difference("G_A") == 0.8
     assert [row["M_A"] for row in summary.rows(made)] == [99.0, 100.0, None]
     # Another h is another cell, and both say which, by as little as tells them apart.

@@ -56,6 +56,25 @@ def test_a_broken_tree_would_not_pass(monkeypatch):
     assert result.smallest_share == 0
 
 
+def test_the_gap_is_that_of_the_goal():
+    """At a temperature of 1 the mixture is another model; what it is right about is counted on the data of the goal."""
+    for case in cases((0,), goal="M_A", steps=50, hard=1.0) + cases((0,), goal="G_A", steps=50, hard=1.0):
+        training = Training([case], torch.device("cpu"), trainer.data.load("digits", None))
+        while not training.finished:
+            training.advance()
+        (result,) = training.results()
+        with torch.no_grad(), training._averaged():
+            if case.goal == "M_A":
+                training._rebalance()
+                model = training.ensemble.member(0)
+                x, y = training.x[training.training[0]], training.y[training.training[0]]
+            else:
+                model, (x, y) = training.ensemble.member(0, training.generalised.state), training.test
+            gap = (model.soft(x).argmax(1) == y).double().mean() - (model(x).argmax(1) == y).double().mean()
+        assert result.soft_hard_gap == pytest.approx(100 * gap.item())
+        assert result.soft_hard_gap != 0
+
+
 @pytest.mark.parametrize("model", ["FF", "MoE", "FFF"])
 def test_models_learn_and_are_measured(model):
     depth = {"FF": 0, "MoE": 0, "FFF": 3}[model]
@@ -368,6 +387,7 @@ def test_table2_treats_images_as_what_they_show():
         ({"batch": 0}, "batch must be positive; got 0"),
         ({"least": 5.0}, "least must be from 0 to 1; got 5"),
         ({"steps": 0}, "needs steps or epochs; got 0 of both"),
+        ({"steps": 5, "epochs": 2}, "epochs and steps are two ways to say how long; set one of them"),
     ],
 )
 def test_bad_changes(changes, message):

@@ -54,8 +54,8 @@ class Result:
     G_A: float | None = None  # on test data, at the epoch of best validation accuracy
     ETT_M: int | None = None  # epochs until M_A was seen
     ETT: int | None = None  # epochs until the validation accuracy of G_A was seen
-    soft_hard_gap: float | None = None  # on test data, at that epoch: accuracy of the mixture minus of the hard route
-    leaves_used: int | None = None  # by training data, at that epoch; FFF alone
+    soft_hard_gap: float | None = None  # accuracy of the mixture minus of the hard route, on the data of the goal
+    leaves_used: int | None = None  # by training data; these three, of FFF alone, at that epoch or, for M_A, at the end
     smallest_share: float | None = None  # samples of the least used leaf, as a share of its fair number
     inference_size: int = 0
     epochs: int = 0  # trained in all

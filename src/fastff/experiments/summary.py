@@ -60,7 +60,7 @@ class Cell(NamedTuple):
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
-    """A row for each seed. Of what both trainings have, it has that of G_A; `seconds` are those of both."""
+    """A row for each seed. Of the trees of its two trainings it has the worse numbers; `seconds` are those of both."""
     found = list(results)
     name = naming([result.case for result in found])
     made: dict[tuple[Any, ...], dict[str, Result]] = {}
@@ -74,10 +74,15 @@ def rows(results: Iterable[Result]) -> list[Row]:
 def _joined(by_goal: dict[str, Result]) -> list[Any]:
     first = by_goal.get("G_A") or by_goal.get("both") or by_goal["M_A"]
     second = by_goal.get("M_A") or by_goal.get("both")
+
+    def worse(choose: Callable[[list[Any]], Any], name: str) -> Any:
+        values = [value for result in by_goal.values() if (value := getattr(result, name)) is not None]
+        return choose(values) if values else None
+
     seconds = sum(result.seconds for result in by_goal.values())
     memory = (second.M_A, second.ETT_M) if second else (None, None)
-    rest = [first.soft_hard_gap, first.smallest_share]
-    return [memory[0], first.G_A, first.ETT, first.leaves_used, seconds, memory[1], *rest]
+    rest = [worse(lambda gaps: max(gaps, key=abs), "soft_hard_gap"), worse(min, "smallest_share")]
+    return [memory[0], first.G_A, first.ETT, worse(min, "leaves_used"), seconds, memory[1], *rest]
 
 
 def cells(results: Iterable[Result], experiment: str = "") -> list[Cell]:

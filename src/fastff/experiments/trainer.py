@@ -350,12 +350,13 @@ class Training:
         result.seconds = self.seconds / len(self.cases)
         if self.memorised is not None and case.goal != "G_A":
             result.M_A, result.ETT_M = self.memorised.best[i], self.memorised.epoch[i]
-        model = self.ensemble.member(i)
         if self.generalised is not None and case.goal != "M_A":
-            model = self.ensemble.member(i, self.generalised.state)
+            model, samples = self.ensemble.member(i, self.generalised.state), self.test
             result.G_A, result.ETT = accuracy(model, *self.test), self.generalised.epoch[i]
-            if self.recipe is not None:
-                result.soft_hard_gap = accuracy(measure.soft(model), *self.test) - result.G_A
+        else:
+            model, samples = self.ensemble.member(i), (self.x[self.training[i]], self.y[self.training[i]])
+        if self.recipe is not None:
+            result.soft_hard_gap = accuracy(measure.soft(model), *samples) - accuracy(model, *samples)
         self._count_leaves(model, i, result)
         return result
 
