@@ -126,6 +126,14 @@ def test_a_mean_of_the_weights_is_finished_as_the_model_is():
     assert torch.equal(bare[0].node_bias, model[0].node_bias)
 
 
+def test_a_look_on_the_way_does_not_change_the_training():
+    layer = fastff.FFF(3, 2, depth=1, leaf_width=1)
+    recipe = fastff.Recipe(layer, DataLoader(torch.randn(64, 3), batch_size=16, shuffle=True), steps=4)
+    before = torch.get_rng_state()
+    recipe.finish_(copy.deepcopy(layer))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_data_that_can_be_read_once():
     with pytest.raises(TypeError, match="data is read again"):
         fastff.Recipe(fastff.FFF(3, 2, depth=1, leaf_width=1), (torch.randn(8, 3) for _ in range(2)), steps=4)

@@ -228,6 +228,7 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
         ("reproduce table1 --leaf-widths x", "--leaf-widths is a list of numbers from 1 up"),
         ("reproduce table1 --set lr", "--set is name=value"),
         ("reproduce table1 --epochs 2 --set epochs=5", "--epochs and --set epochs are the same"),
+        ("reproduce table1 --set rate=1 --set rate=2", "--set rate is there twice"),
         ("reproduce table1 --format xml", "--format is one of table, json; got 'xml'"),
         ("reproduce table1 --engine cloud", "--engine is one of local, ray; got 'cloud'"),
         ("reproduce table1 --device tpu", "--device is one of cpu, cuda; got 'tpu'"),

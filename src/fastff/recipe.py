@@ -128,12 +128,14 @@ class Recipe:
             self.close()
 
     def finish_(self, model: nn.Module) -> None:
-        """Do to a model what the last step does to the one that trains: rebalance it, and make it hard.
+        """Rebalance a model and make it hard, as the last step does to the one that trains.
 
-        For a running mean of the weights, and for copies that are looked at on the way.
+        For a running mean of the weights, for copies that are looked at on the way, and, after close(), for a training
+        that ends before its time.
         """
         if self.data is not None:
-            rebalance_(model, self.data, least=self.least)
+            with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it, and the training goes on
+                rebalance_(model, self.data, least=self.least)
         set_temperature_(model, self.hard)
 
     def close(self) -> None:

@@ -177,6 +177,8 @@ def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise typer.BadParameter(f"--set is name=value, such as --set batch=1024; got {text!r}.")
+        if name in changes:
+            raise typer.BadParameter(f"--set {name} is there twice; use one of them.")
         if value.lower() in ("inf", "infinity"):
             changes[name] = math.inf
             continue
