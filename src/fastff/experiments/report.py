@@ -20,7 +20,7 @@ from . import figures, paper, summary
 from .case import Case
 from .figures import Figure
 from .store import Record
-from .summary import Cell, Stat
+from .summary import Cell, Stat, rounded
 
 RECIPES = ("paper", "fastff")
 NOTHING = "-"
@@ -270,7 +270,7 @@ def _ablation(section: Section, records: Sequence[Record]) -> Section:
             whole, changed = (ours.get((name, *place)) for name in ("fastff", recipe))
             entry = _accuracy(changed, "G_A")
             both = [cell.G_A for cell in (whole, changed) if cell is not None and cell.G_A is not None]
-            change = round(both[1].mean - both[0].mean, 1) + 0.0 if recipe != "fastff" and len(both) == 2 else None
+            change = rounded(both[1].mean - both[0].mean) if recipe != "fastff" and len(both) == 2 else None
             line.append(entry._replace(difference=change))
         rows.append(line)
     note = "G_A: means over seeds with their deviation; ▲ and ▼ mark the mean minus that of the whole recipe."

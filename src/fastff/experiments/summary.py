@@ -56,7 +56,12 @@ class Cell(NamedTuple):
     def difference(self, name: str) -> float | None:
         """Our mean minus the paper's number, which is the best of its runs, in the digit that the paper prints."""
         ours, theirs = getattr(self, name), getattr(self.paper, name)
-        return None if ours is None or theirs is None else round(ours.mean - theirs, 1) + 0.0
+        return None if ours is None or theirs is None else rounded(ours.mean - theirs)
+
+
+def rounded(difference: float) -> float:
+    """To the digit that is printed, and nothing without a sign."""
+    return round(difference, 1) + 0.0
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
@@ -76,12 +81,11 @@ def _joined(by_goal: dict[str, Result]) -> list[Any]:
     second = by_goal.get("M_A") or by_goal.get("both")
 
     def worse(choose: Callable[[list[Any]], Any], name: str) -> Any:
-        values = [value for result in by_goal.values() if (value := getattr(result, name)) is not None]
-        return choose(values) if values else None
+        return _chosen(choose, [getattr(result, name) for result in by_goal.values()])
 
     seconds = sum(result.seconds for result in by_goal.values())
     memory = (second.M_A, second.ETT_M) if second else (None, None)
-    rest = [worse(lambda gaps: max(gaps, key=abs), "soft_hard_gap"), worse(min, "smallest_share")]
+    rest = [worse(_largest, "soft_hard_gap"), worse(min, "smallest_share")]
     return [memory[0], first.G_A, first.ETT, worse(min, "leaves_used"), seconds, memory[1], *rest]
 
 
@@ -102,11 +106,8 @@ def _place(case: Case, recipe: str) -> tuple[Any, ...]:
 
 
 def _cell(key: tuple[Any, ...], seeds: Sequence[Row], inference_size: int, beside: bool) -> Cell:
-    def values(name: str) -> list[Any]:
-        return [row[name] for row in seeds if row[name] is not None]
-
     def of(choose: Callable[[list[Any]], Any], name: str) -> Any:
-        return choose(values(name)) if values(name) else None
+        return _chosen(choose, [row[name] for row in seeds])
 
     found: dict[str, Any] = dict(zip(ROW[:6], key, strict=True))
     return Cell(
@@ -117,12 +118,22 @@ def _cell(key: tuple[Any, ...], seeds: Sequence[Row], inference_size: int, besid
         G_A=of(_stat, "G_A"),
         ETT_M=of(statistics.fmean, "ETT_M"),
         ETT=of(statistics.fmean, "ETT"),
-        soft_hard_gap=of(lambda gaps: max(gaps, key=abs), "soft_hard_gap"),
+        soft_hard_gap=of(_largest, "soft_hard_gap"),
         smallest_share=of(min, "smallest_share"),
         leaves_used=of(min, "leaves_used"),
         seconds=sum(row["seconds"] for row in seeds),
         paper=paper.beside(*key[:4]) if beside else paper.Numbers(),
     )
+
+
+def _chosen(choose: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:
+    """Of the values that are known, if there are some."""
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None
+
+
+def _largest(gaps: Sequence[float]) -> float:
+    return max(gaps, key=abs)
 
 
 def _stat(values: Sequence[float]) -> Stat:
