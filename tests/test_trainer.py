@@ -333,7 +333,7 @@ def test_the_ablation_is_of_our_recipe():
         EXPERIMENTS["ablation"].cases(recipes=["paper"])
 
 
-def test_what_table1_does_to_inputs_and_weights_is_its_own():
+def test_experiments_have_the_settings_of_their_rows():
     """Settings of one experiment do not leak into another whose rows are by other ones."""
     names = ("schedule", "input_dropout", "averaging", "batch", "steps", "epochs")
     found = {
