@@ -1,15 +1,20 @@
 """Every backend against the oracle, in value, and against float64, in error."""
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
 import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
+import triton.errors
 from hypothesis import given, settings
 
 import fastff
 import oracle
+from fastff import backends, functional
 from fastff.activations import function
-from fastff.backends import available, native, ops, select, select_hard
+from fastff.backends import available, chosen, native, ops, select, select_hard
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, relative_error, state
 
@@ -274,6 +279,114 @@ def test_choice_of_backend():
     with pytest.raises(ValueError, match=rf"backend='tpu' is not available here. Available: auto, {listed}"):
         fastff.backend("tpu")
     assert select()[1].startswith("auto")
+
+
+def test_blocks_overlap():
+    """A block that ended after a newer one had begun took its choice away, and the newer one then left its own."""
+    first, second = fastff.backend("reference"), fastff.backend("aten")
+    first.__enter__()
+    second.__enter__()
+    assert chosen() == "aten"
+    first.__exit__()
+    assert chosen() == "aten"
+    second.__exit__()
+    assert chosen() == "auto"
+
+    fastff.backend("reference")  # no block: until the next call
+    with fastff.backend("aten"):
+        with fastff.backend("reference"):
+            fastff.backend("auto")
+            assert chosen() == "auto"  # until the end of this block
+        assert chosen() == "aten"
+    assert chosen() == "reference"
+    for _ in range(100):
+        fastff.backend("aten")
+    with pytest.raises(RuntimeError, match="stop"), fastff.backend("reference"):
+        raise RuntimeError("stop")
+    assert chosen() == "aten"
+    again = fastff.backend("reference")
+    for _ in range(2):
+        with again:
+            assert chosen() == "reference"
+        assert chosen() == "aten"
+    fastff.backend("auto")
+    assert chosen() == "auto"
+    assert len(fastff.backends._choices) <= 2
+
+
+def test_blocks_of_several_threads():
+    """Whatever the order in which blocks of several threads end, nothing of them is left."""
+
+    def use(name):
+        for _ in range(300):
+            with fastff.backend(name):
+                assert chosen() in ("aten", "reference")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, ["aten", "reference", "aten", "reference"]))
+    assert chosen() == "auto"
+
+
+class OutOfResources(triton.errors.TritonError):
+    """As Triton raises it for a tile that is larger than the shared memory."""
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A GPU whose kernels do not launch."""
+
+    def fail(*_):
+        raise OutOfResources("shared memory, Required: 417792, Hardware limit: 232448")
+
+    for name in ("hard", "hard_with_leaf", "route", "visit"):
+        monkeypatch.setattr(backends.triton, name, fail)
+    monkeypatch.setattr(
+        backends.triton, "unsupported", lambda x, _, leaves, act: backends.triton.failure("hard", x, leaves, act)
+    )
+    monkeypatch.setattr(backends.triton, "_failures", {})
+    monkeypatch.setitem(backends.TABLE, "native", backends.triton)  # what auto takes on a CPU
+
+
+def test_a_kernel_that_fails_gives_way_to_torch(failing):
+    """`auto` raised Triton's OutOfResources for 4096 -> 4096, leaves of 512, swiglu, batch 32."""
+    layer = make(dtype=torch.float32).eval()
+    x = torch.randn(6, 5)
+    with fastff.backend("aten"):
+        expected, leaf = layer(x), layer.route(x)
+    size = r"hard pass failed for torch.float32 inputs of shape \(6, 5\) with leaves of shape \(8, 3, 5\), relu"
+    with pytest.warns(RuntimeWarning, match=size) as caught:
+        torch.testing.assert_close(layer(x), expected)
+    assert len(caught) == 1
+    with pytest.warns(RuntimeWarning, match="OutOfResources: shared memory, Required: 417792"):
+        assert torch.equal(layer.route(x), leaf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(layer(x), expected)  # the failure is known
+        torch.testing.assert_close(layer(x[:3]), expected[:3])  # it is new, the layer is not
+        torch.testing.assert_close(functional.visit(x, leaf, layer._leaves, "relu"), expected)
+        layer(x).sum().backward()
+        assert layer.leaf_out_weight.grad.abs().max() > 0
+    assert (
+        "could not run its kernel at this size (OutOfResources" in select_hard(x, layer._tree, layer._leaves, "relu")[1]
+    )
+
+
+def test_a_kernel_that_fails_raises_where_it_was_chosen(failing, monkeypatch):
+    monkeypatch.setattr(backends, "available", lambda: ["triton"])
+    layer = make(dtype=torch.float32).eval()
+    with fastff.backend("triton"), pytest.raises(ValueError, match=r"failed for .* fastff.backend\('auto'\) would use"):
+        layer(torch.randn(6, 5))
+
+
+def test_other_errors_are_no_failure_of_a_kernel(failing, monkeypatch):
+    def fail(*_):
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(backends.triton, "hard_with_leaf", fail)
+    with pytest.raises(KeyError, match="a fault of ours"):
+        make(dtype=torch.float32).eval()(torch.randn(6, 5))
+    assert not backends.triton.is_failure(torch.OutOfMemoryError("CUDA out of memory"))
+    assert backends.triton.is_failure(RuntimeError("Triton Error [CUDA]: invalid argument"))
 
 
 @pytest.mark.skipif("native" not in available(), reason="native backend not built")

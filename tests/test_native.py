@@ -166,20 +166,22 @@ def test_skewed_leaves(isa, dtype):
 @pytest.mark.parametrize("openmp", [True, False])
 def test_threads_share_a_row(isa, dtype, openmp):
     """Fewer rows than threads: the sum is added up in parts, always the same ones; with torch's threads or without."""
-    layer = layer_of(300, 200, depth=6, leaf_width=40, dtype=dtype)
+    layer = layer_of(1100, 900, depth=1, leaf_width=941, dtype=dtype)  # work for seven threads in one row
     lib = native.library()
     if not openmp:
         lib.fastff_use_openmp(None)
     try:
         for batch in (1, 2, 3):
-            x = torch.randn(batch, 300).to(dtype)
+            x = torch.randn(batch, 1100).to(dtype)
             torch.set_num_threads(1)
-            leaf = hard(layer, x)[1]
+            alone, leaf = hard(layer, x)
             torch.set_num_threads(7)
             shared, leaf_shared = hard(layer, x)
+            if dtype == torch.float32:  # the roundings of another order show that the row was shared
+                assert not torch.equal(shared, alone)
             assert torch.equal(leaf_shared, leaf)
             assert_error(layer, x, leaf, shared)
-            for _ in range(20):
+            for _ in range(5):
                 assert torch.equal(hard(layer, x)[0], shared)
             assert torch.equal(native.visit(x, leaf, layer._leaves, "relu"), shared)
     finally:
@@ -263,12 +265,12 @@ def test_plan_knows_when_its_weights_have_moved():
     plan = native.Plan(layer._tree, layer._leaves, "relu")
     x = torch.randn(2, 9)
     assert torch.equal(plan.run(x), hard(layer, x)[0])
-    assert plan.pointers == native.pointers(weights)
+    assert plan.holds(weights)
     layer.leaf_in_bias.mul_(2)  # in place: the plan sees it
     assert torch.equal(plan.run(x), hard(layer, x)[0])
-    assert plan.pointers == native.pointers(weights)
+    assert plan.holds(weights)
     layer.leaf_in_bias.data = layer.leaf_in_bias.data.clone()
-    assert plan.pointers != native.pointers(weights)
+    assert not plan.holds(weights)
 
 
 def test_installs_without_a_compiler(tmp_path):

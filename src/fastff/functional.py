@@ -14,18 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._torch import has_transforms, is_exporting, is_plain, is_watched
-from .activations import Activation, is_gated
-from .activations import check as check_activation
-from .backends import chosen, native, ops, select, select_hard, select_soft, triton_soft
+from ._torch import alike_test, has_transforms, is_exporting, is_plain, is_watched
+from .activations import Activation
+from .backends import chosen, give_way, native, ops, run_hard, select, select_hard, select_soft, triton, triton_soft
 from .backends.reference import Leaves, Tree
+from .backends.validate import check_fit, check_layer, check_leaf, check_tree
 from .checks import check_probability
 
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit"]
 
 Parts = TypeVar("Parts", Tree, Leaves)
 Run = Callable[[Tensor], tuple[Tensor, Tensor]]
-_is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled  # see _torch.py
 
 
 class Soft(NamedTuple):
@@ -59,10 +58,13 @@ def soft(
         flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
     parts, _ = select_soft(flat, tree, leaves, activation, dropout)
     if parts is triton_soft and isinstance(activation, str):
-        y, logits, weights = triton_soft.soft(
-            flat, tree, leaves, activation, temperature, transposition, straight_through
-        )
-        return Soft(restore(y, x), logits, weights)
+        options = activation, temperature, transposition, straight_through
+        try:
+            y, logits, weights = triton_soft.soft(flat, tree, leaves, *options)
+            return Soft(restore(y, x), logits, weights)
+        except Exception as error:  # a compiler may raise anything; give_way looks at it
+            give_way("soft", flat, leaves, activation, error)
+            parts = select()[0]
     logits = parts.node_logits(flat, tree, activation) * temperature  # (batch, nodes)
     # p -> 1 - p is z -> -z.
     turned = torch.where(torch.rand_like(logits) < transposition, -logits, logits) if transposition else logits
@@ -117,28 +119,29 @@ def _hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tens
     if as_operation(activation, x, *leaves):
         return ops.hard(x, *tree, *leaves, activation)
     engine = hard_engine(x, tree, leaves, activation)
-    if needs_grad(x, *leaves) and hasattr(engine, "hard_with_leaf"):
+    if needs_grad(x, *leaves) and engine in (native, triton):
 
         def run(x: Tensor) -> tuple[Tensor, Tensor]:
-            return engine.hard_with_leaf(x, tree, leaves, activation)
+            return run_hard(engine, "hard_with_leaf", x, tree, leaves, activation)
 
         return _Visited.apply(run, x, activation, *leaves)  # type: ignore[no-untyped-call]
-    return engine.hard(x, tree, leaves, activation)
+    return run_hard(engine, "hard", x, tree, leaves, activation)
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
-    """The output at x (batch, in) of the leaf given for each sample: (batch, out)."""
-    check_leaves(leaves, x.shape[-1], activation)
+    """The output at x (batch, in) of the leaf given for each sample, (batch,) int64: (batch, out)."""
+    check_layer(x, None, leaves, activation)
+    check_leaf(leaf, x, leaves)
     if as_operation(activation, x, *leaves):
         return ops.visit(x, leaf, *leaves, activation)
     engine = hard_engine(x, None, leaves, activation)
-    if needs_grad(x, *leaves) and hasattr(engine, "hard_with_leaf"):
+    if needs_grad(x, *leaves) and engine in (native, triton):
 
         def run(x: Tensor) -> tuple[Tensor, Tensor]:
-            return engine.visit(x, leaf, leaves, activation), leaf
+            return run_hard(engine, "visit", x, None, leaves, activation, leaf), leaf
 
         return _Visited.apply(run, x, activation, *leaves)  # type: ignore[no-untyped-call]
-    return engine.visit(x, leaf, leaves, activation)
+    return run_hard(engine, "visit", x, None, leaves, activation, leaf)
 
 
 def as_operation(activation: Activation, *tensors: Tensor | None) -> bool:
@@ -192,6 +195,24 @@ def _visited_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     return [next(found) if t is not None and t.requires_grad else None for t in own]
 
 
+def _is_simple(x: Any, dtype: torch.dtype, features: int) -> bool:
+    """Whether x is an input that a CPU kernel may read itself, with no gradient, autocast, tracer or transform on."""
+    return (
+        type(x) is Tensor
+        and not torch.is_grad_enabled()
+        and x.layout is torch.strided
+        and x.is_cpu
+        and x.dtype is dtype
+        and x.dim() > 0
+        and x.shape[-1] == features
+        and x.is_contiguous()
+        and not x.is_neg()
+        and not torch.is_autocast_enabled("cpu")
+        and not has_transforms()
+        and not is_watched()
+    )
+
+
 class Direct:
     """The hard pass of one layer on a CPU, without asking again what was answered before.
 
@@ -202,29 +223,28 @@ class Direct:
 
     def __init__(self) -> None:
         self.plan: native.Plan | None = None
-        self.activation: Activation = ""
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         plan = self.plan
-        if plan is None or _is_grad_enabled() or type(x) is not Tensor or x.dtype is not plan.dtype:
-            return None
-        shape = x.shape
-        if (
-            x.layout is not torch.strided
-            or not shape
-            or shape[-1] != plan.in_features
-            or not x.is_contiguous()
-            or not x.is_cpu
-        ):
-            return None
-        if _is_autocast_enabled("cpu") or has_transforms() or is_watched() or chosen() not in ("auto", "native"):
+        if plan is None:
             return None
         weights = [t for t in parameters.values() if t is not None]
-        moved = native.pointers(weights) != plan.pointers or weights[0].dtype is not plan.dtype
-        if moved or activation != self.activation:
+        if len(weights) != plan.num_weights:
             self.plan = None
             return None
-        if len(shape) == 2:
+        if not plan.alike(x, *weights):
+            if not _is_simple(x, plan.dtype, plan.in_features):
+                return None
+            if not plan.reads(weights):
+                self.plan = None
+                return None
+            plan.alike = alike_test(x, weights)
+        if not x.is_contiguous() or has_transforms() or is_watched() or chosen() not in ("auto", "native"):
+            return None
+        if activation != plan.activation or not plan.holds(weights):
+            self.plan = None
+            return None
+        if x.dim() == 2:
             return plan.run(x)
         return restore(plan.run(x.view(-1, plan.in_features)), x)
 
@@ -232,12 +252,13 @@ class Direct:
         """Make a plan, if this is a case for one."""
         weights = [t for t in (*tree, *leaves) if t is not None]
         if self.plan is None and is_plain(x, *weights) and not native.unsupported(x, tree, leaves, activation):
-            self.plan, self.activation = native.Plan(tree, leaves, activation), activation
+            self.plan = native.Plan(tree, leaves, activation)
 
 
 def node_logits(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The logit of every node at x (..., in): (..., nodes), float32 at least."""
     flat = flatten(x, tree.weight)
+    check_tree(tree)
     with no_autocast(flat):
         return restore(select()[0].node_logits(flat.to(tree.weight.dtype), tree, activation), x)
 
@@ -250,12 +271,13 @@ def mixture(logits: Tensor) -> Tensor:
 def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The leaf that the hard pass uses at x (..., in): (...,) int64."""
     flat = flatten(x, tree.weight)
+    check_tree(tree)
     with torch.no_grad(), no_autocast(flat):
         flat = flat.to(tree.weight.dtype)
         if as_operation(activation):
             leaf: Tensor = ops.route(flat, *tree, activation)
         else:
-            leaf = hard_engine(flat, tree, None, activation).route(flat, tree, activation)
+            leaf = run_hard(hard_engine(flat, tree, None, activation), "route", flat, tree, None, activation)
     return leaf.reshape(x.shape[:-1])
 
 
@@ -298,44 +320,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Autocast off, on a device that has it."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-
-
-def check_fit(tree: Tree, leaves: Leaves, activation: Activation) -> None:
-    """Raise unless these nodes and leaves make a tree, and the leaves suit the activation."""
-    check_activation(activation)
-    if len(tree.weight) + 1 != len(leaves.in_weight):
-        raise ValueError(f"a tree of {len(tree.weight)} nodes has one leaf more; got {len(leaves.in_weight)} leaves.")
-    nodes, features = tree.weight.shape[:-1], tree.weight.shape[-1]
-    check_shapes("tree", tree, {"bias": nodes, "out_weight": nodes, "out_bias": nodes[:1]})
-    check_leaves(leaves, features, activation)
-    if leaves.in_weight.dtype != tree.weight.dtype:
-        raise TypeError(f"the nodes have {tree.weight.dtype} parameters, the leaves {leaves.in_weight.dtype} ones.")
-
-
-def check_leaves(leaves: Leaves, features: int, activation: Activation) -> None:
-    """Raise unless these leaves take so many features, fit each other, and suit the activation."""
-    if is_gated(activation) != (leaves.gate_weight is not None):
-        needs = "a gate_weight" if is_gated(activation) else "no gate_weight"
-        raise ValueError(f"activation {activation!r} needs leaves with {needs}.")
-    count, width = leaves.in_weight.shape[:2]
-    out = leaves.out_weight.shape[-1]
-    first = {"in_weight": (count, width, features), "in_bias": (count, width)}
-    gate = {"gate_weight": (count, width, features), "gate_bias": (count, width)}
-    check_shapes("leaves", leaves, first | gate | {"out_weight": (count, width, out), "out_bias": (count, out)})
-
-
-def check_shapes(name: str, tensors: Tree | Leaves, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Raise unless the tensors that are there have these shapes, and all of them one dtype: kernels trust them."""
-    for key, shape in shapes.items():
-        tensor: Tensor | None = getattr(tensors, key)
-        if tensor is None:
-            continue
-        if tensor.shape != shape:
-            raise ValueError(f"{name}.{key} must have shape {tuple(shape)} here; got {tuple(tensor.shape)}.")
-        if tensor.dtype != tensors[0].dtype:
-            raise TypeError(
-                f"{name} has parameters of several dtypes: {key} is {tensor.dtype}, not {tensors[0].dtype}."
-            )
 
 
 def cast(tensors: Parts, dtype: torch.dtype) -> Parts:

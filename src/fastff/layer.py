@@ -246,6 +246,10 @@ class FFF(nn.Module):
             self.leaf_gate_bias,
         )
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "FFF":
+        self._direct = functional.Direct()  # its plan would keep the old memory alive
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_logits": None, "_mixture": None, "_direct": functional.Direct()}
 

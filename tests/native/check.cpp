@@ -72,11 +72,18 @@ struct Case {
         layer.in = pick({1, 3, 5, 8, 16, 17, 37, 64, 1030});
         layer.out = pick({1, 2, 7, 10, 16, 29, 33, 100, 400});
         layer.depth = pick({0, 1, 2, 3, 6});
-        layer.leaves = int64_t(1) << layer.depth;
         layer.leaf_width = pick({1, 2, 3, 8, 13, 32});
         layer.node_width = pick({1, 1, 2, 9});
         batch = pick({0, 1, 2, 3, 7, 40, 63});
         threads = pick({1, 2, 5});
+        if (generator() % 32 == 0) {  // leaves large enough for threads to share a row
+            layer.in = 1030;
+            layer.depth = pick({0, 1});
+            layer.leaf_width = pick({530, 800});
+            batch = pick({1, 2});
+            threads = 5;
+        }
+        layer.leaves = int64_t(1) << layer.depth;
         bool bias = generator() % 3 > 0, gated = layer.activation >= swiglu;
         int64_t nodes = layer.leaves - 1, n = layer.node_width, l = layer.leaf_width;
         auto make = [&](const void*& pointer, Array& array, bool there, int64_t count, double scale) {

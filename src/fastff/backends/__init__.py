@@ -6,6 +6,8 @@ functions of tensors. `aten` has the same functions, arranged for speed, and run
 against. The soft pass of a GPU is `triton_soft`.
 """
 
+import threading
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -87,22 +89,82 @@ def select_soft(
     return aten, f"auto: triton {reason}"
 
 
+def run_hard(
+    module: ModuleType,
+    name: str,
+    x: Tensor,
+    tree: Tree | None,
+    leaves: Leaves | None,
+    activation: Activation,
+    *leaf: Tensor,
+) -> Any:
+    """A function of the backend that `select_hard` chose: "hard", "hard_with_leaf", "route", or "visit" with a leaf.
+
+    A kernel that does not compile or launch gives way to torch operations: see `give_way`.
+    """
+    arguments = [x, *leaf, *(part for part in (tree, leaves) if part is not None), activation]
+    try:
+        return getattr(module, name)(*arguments)
+    except Exception as error:  # a compiler may raise anything; give_way looks at it
+        if module is not triton:
+            raise
+        give_way("hard", x, leaves, activation, error)
+    return getattr(aten, name)(*arguments)
+
+
+def give_way(kind: str, x: Tensor, leaves: Leaves | None, activation: Activation, error: Exception) -> None:
+    """Warn that torch operations take the place of a Triton kernel that failed, once for a layer of this size.
+
+    Raises where triton was chosen by name, and where the error is no failure to compile or launch.
+    """
+    if not triton.is_failure(error):
+        raise error
+    layer = "" if leaves is None else f" with leaves of shape {tuple(leaves.in_weight.shape)}"
+    size = f"{x.dtype} inputs of shape {tuple(x.shape)}{layer}, {activation}"
+    why = f"the triton kernel of the {kind} pass failed for {size} ({type(error).__name__}: {error})"
+    if _choice == "triton":
+        raise ValueError(f"{why}. fastff.backend('auto') would use torch operations.") from error
+    if triton.remember_failure(kind, x, leaves, activation, error):
+        warnings.warn(f"{why}. Torch operations run this size instead.", RuntimeWarning, stacklevel=3)
+
+
 class backend:
-    """Choose the backend by name: for good as a call, or for a block as a context manager.
+    """Choose the backend by name: until the next call as a call, or for a block as a context manager.
 
     `fastff.backend("reference")`; `with fastff.backend("reference"): ...`. "auto" is the default. The choice holds for
-    the process; a name that is not available here raises, and so does a pass that the backend cannot run.
+    the process. Blocks may overlap, as in several threads: of those that are open, the newest counts. A name that is
+    not available here raises, and so does a pass that the backend cannot run.
     """
 
     def __init__(self, name: str) -> None:
         check_name(name)
-        global _choice
-        self.name, self._previous = name, _choice
-        _choice = name
+        self.name, self._is_block = name, False
+        with _lock:
+            # Of calls that follow each other the newest counts. The one before it comes back if this one is a block.
+            while len(_choices) > 1 and not (_choices[-1]._is_block or _choices[-2]._is_block):
+                del _choices[-2]
+            _set([*_choices, self])
 
     def __enter__(self) -> "backend":
+        with _lock:
+            self._is_block = True
+            _set([*(choice for choice in _choices if choice is not self), self])
         return self
 
     def __exit__(self, *_: Any) -> None:
-        global _choice
-        _choice = self._previous
+        with _lock:
+            first = _choices.index(self)
+            last = first + 1
+            while last < len(_choices) and not _choices[last]._is_block:  # calls within this block end with it
+                last += 1
+            _set(_choices[:first] + _choices[last:])
+
+
+def _set(choices: list[backend]) -> None:
+    global _choice
+    _choices[:] = choices
+    _choice = choices[-1].name if choices else "auto"
+
+
+_choices: list[backend] = []  # in force, the newest last
+_lock = threading.Lock()

@@ -23,7 +23,7 @@ from ..activations import Activation, function
 from . import reference
 from .reference import Leaves, Tree, node_logits, one_hot, walk
 
-__all__ = ["hard", "leaf_hidden", "mix", "mixture", "node_logits", "route", "visit", "walk"]
+__all__ = ["hard", "hard_with_leaf", "leaf_hidden", "mix", "mixture", "node_logits", "route", "visit", "walk"]
 
 
 def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
@@ -146,6 +146,12 @@ def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
     """The hard pass: route, then visit."""
     return visit(x, route(x, tree, activation), leaves, activation)
+
+
+def hard_with_leaf(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
+    """The output of the hard pass, and the leaf of each sample."""
+    leaf = route(x, tree, activation)
+    return visit(x, leaf, leaves, activation), leaf
 
 
 def _arrangement(x: Tensor, leaves: Leaves) -> str:

@@ -1,17 +1,18 @@
 """The hard pass on a CPU in C++ (csrc/), loaded with ctypes: AVX-512, AVX2 or plain code, as the processor has it.
 
 A few rows descend the tree together; the batch is then sorted by leaf, and each leaf reads its weights once for all of
-its rows. A single row is shared by the threads, which are torch's own. Weights are read where torch keeps them, in
-float32 or bfloat16; every sum is a float32 one. A neuron that is 0, as half of them are behind relu, has its output
-weights left unread where few rows share a leaf (so one of these that is infinite or NaN leaves no trace there). Nothing
-here is differentiable: that is the caller's business.
+its rows. Threads, which are torch's own, share a single row if its leaf is large. Weights are read where torch keeps
+them, in float32 or bfloat16; every sum is a float32 one. A neuron that is 0, as half of them are behind relu, has its
+output weights left unread where few rows share a leaf (so one of these that is infinite or NaN leaves no trace there).
+Nothing here is differentiable: that is the caller's business.
 """
 
 import ctypes
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from .._torch import in_transform
 from ..activations import Activation
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
 from .reference import Leaves, Tree
+from .validate import check_allocated, check_layer
 
 # In the order of csrc/layer.h.
 _ACTIVATIONS = {
@@ -32,7 +34,7 @@ _POINTERS += ["in_weight", "in_bias", "out_weight", "out_bias", "gate_weight", "
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
-_data_ptr = Tensor.data_ptr
+_data_ptr, _storage, _nbytes = Tensor.data_ptr, Tensor.untyped_storage, torch.UntypedStorage.nbytes
 _NO_TREE, _NO_LEAVES = (None,) * len(Tree._fields), (None,) * len(Leaves._fields)
 
 
@@ -100,6 +102,8 @@ def unsupported(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation:
         return "reads plain tensors only, no subclass"
     if any(t.device != x.device or t.dtype != x.dtype or not t.is_contiguous() for t in weights):
         return "needs contiguous weights of the input's device and dtype"
+    if any(t.is_neg() for t in weights):
+        return "reads weights from memory, where a view with the negative bit has the opposite numbers"
     if len(x) >= 2**31:
         return "counts rows in 32 bits"
     return ""
@@ -107,27 +111,44 @@ def unsupported(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation:
 
 def describe(x: Tensor, tree: Tree, leaves: Leaves) -> str:
     """What happens to a batch of this size."""
-    many = "threads may share a row's leaf" if len(x) < _threads() else "rows walk in groups, then leaf by leaf"
+    few = len(x) < _threads()
+    many = "threads share a row if its leaf is large" if few else "rows walk in groups, then leaf by leaf"
     return f"{status()}, {_threads()} threads, {many}"
 
 
 class Plan:
-    """A layer as the kernels see it: pointers and sizes, read once, for tensors that `unsupported` accepts.
+    """A layer as the kernels see it: pointers and sizes, read once. `route` needs no leaves, `visit` no tree.
 
-    It holds as long as `pointers` of the same tensors says what it said then: nothing has moved. `route` needs no
-    leaves, `visit` no tree. Inputs are contiguous.
+    It describes the memory in which the weights lay when it was made, and keeps that memory alive: whoever replaces
+    `parameter.data` meanwhile, in this thread or in another, changes the next call and not this one. `holds` and
+    `reads` say whether it still describes the weights.
     """
+
+    # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
+    alike: Callable[..., bool] = staticmethod(lambda *_: False)
 
     def __init__(self, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> None:
         lib = library()
         if isinstance(lib, str):
             raise RuntimeError(f"the native backend is {lib}.")
+        # Aliases: another thread that sets `parameter.data` from here on does not change what is checked and read.
+        tree = None if tree is None else Tree(*(None if t is None else t.data for t in tree))  # type: ignore[arg-type]
+        leaves = None if leaves is None else Leaves(*(None if t is None else t.data for t in leaves))  # type: ignore[arg-type]
         tensors = [*(tree or _NO_TREE), *(leaves or _NO_LEAVES)]
         weights = [t for t in tensors if t is not None]
+        empty = weights[0].new_empty(0, weights[0].shape[-1])
+        check_layer(empty, tree, leaves, activation)
+        if reason := unsupported(empty, tree, leaves, activation):
+            raise ValueError(f"backend='native' cannot run this hard pass: it {reason}.")
+        check_allocated("a parameter", *weights)
         num_leaves = len(tree.weight) + 1 if tree else len(weights[0])
+        self.activation, self.num_weights = activation, len(weights)
         self.out_features: int = leaves.out_weight.shape[-1] if leaves else 0
         self.dtype, self.in_features = weights[0].dtype, weights[0].shape[-1]
-        self.pointers = pointers(weights)
+        self._row = self.in_features * self.dtype.itemsize  # bytes
+        self._pointers, self._layout = [*map(_data_ptr, weights)], _layout(weights)
+        self._storages = [*map(_storage, weights)]
+        self._bytes = [*map(_nbytes, self._storages)]
         self._layer = _Layer(
             *(None if t is None else t.data_ptr() for t in tensors),
             self.in_features,
@@ -142,51 +163,93 @@ class Plan:
         self._address = ctypes.addressof(self._layer)
         self._hard, self._route, self._visit = lib.fastff_hard, lib.fastff_route, lib.fastff_visit
 
+    def holds(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these weights, in the order in which the plan was given them, lie where they lay then."""
+        # Memory that is kept alive is not given to another tensor, so the same address is the same storage.
+        return [*map(_data_ptr, weights)] == self._pointers and [*map(_nbytes, self._storages)] == self._bytes
+
+    def reads(self, weights: Sequence[Tensor]) -> bool:
+        """Whether the memory of these weights has the meaning that it had then."""
+        return _layout(weights) == self._layout
+
     def run(self, x: Tensor) -> Tensor:
-        """The hard pass of x (batch, in)."""
-        batch = x.shape[0]
+        """The hard pass of x (batch, in), contiguous."""
+        batch, storage = x.shape[0], x.untyped_storage()  # which is alive until the call is over
         y = x.new_empty(batch, self.out_features)
-        self._hard(_call(self._address, x.data_ptr(), 0, y.data_ptr(), batch, _threads()))
+        start, base = x.data_ptr(), storage.data_ptr()
+        if not base <= start <= base + storage.nbytes() - batch * self._row:
+            _refuse(x)
+        self._hard(_call(self._address, start, 0, y.data_ptr(), batch, _threads()))
         return y
 
     def run_with_leaf(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The hard pass of x (batch, in), and the leaf of each row."""
-        batch = x.shape[0]
-        y, leaf = x.new_empty(batch, self.out_features), x.new_empty(batch, dtype=torch.int64)
-        self._hard(_call(self._address, x.data_ptr(), leaf.data_ptr(), y.data_ptr(), batch, _threads()))
+        y, leaf = x.new_empty(len(x), self.out_features), x.new_empty(len(x), dtype=torch.int64)
+        self._launch(self._hard, x, leaf, y)
         return y, leaf
 
     def route(self, x: Tensor) -> Tensor:
         """The leaf of each row of x (batch, in)."""
-        leaf = x.new_empty(x.shape[0], dtype=torch.int64)
-        self._route(_call(self._address, x.data_ptr(), leaf.data_ptr(), 0, x.shape[0], _threads()))
+        leaf = x.new_empty(len(x), dtype=torch.int64)
+        self._launch(self._route, x, leaf, None)
         return leaf
 
     def visit(self, x: Tensor, leaf: Tensor) -> Tensor:
         """The output of the given leaf for each row of x (batch, in)."""
-        y = x.new_empty(x.shape[0], self.out_features)
-        if self._visit(_call(self._address, x.data_ptr(), leaf.data_ptr(), y.data_ptr(), x.shape[0], _threads())):
+        if leaf.dtype != torch.int64 or leaf.shape != x.shape[:1] or not leaf.is_cpu:
+            given = f"{leaf.dtype} {tuple(leaf.shape)}"
+            raise ValueError(f"leaf must be int64 of shape ({len(x)},) on the CPU; got {given}.")
+        y = x.new_empty(len(x), self.out_features)
+        leaf = leaf.clone(memory_format=torch.contiguous_format)  # nobody writes to it after the kernel's check
+        if self._launch(self._visit, x, leaf, y):
             raise IndexError(f"leaf must be within 0..{self._layer.leaves - 1}; got {leaf.min()}..{leaf.max()}.")
         return y
 
+    def rows(self, x: Tensor) -> Tensor:
+        """x (batch, in) as the kernels read it, row after row; or an error."""
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype is not self.dtype or not x.is_cpu:
+            wanted = f"{self.dtype} rows of {self.in_features} on the CPU"
+            raise ValueError(f"the native backend was given weights for {wanted}; got {x.dtype} {tuple(x.shape)}.")
+        return x.resolve_neg().contiguous()
 
-def pointers(weights: Sequence[Tensor]) -> list[int]:
-    """Where the weights of a plan lie: those of the tree, then those of the leaves, without the missing ones."""
-    return [*map(_data_ptr, weights)]
+    def _launch(self, function: Any, x: Tensor, leaf: Tensor, y: Tensor | None) -> Any:
+        """Call a kernel, as `run` does."""
+        batch, storage = len(x), x.untyped_storage()
+        start, base = x.data_ptr(), storage.data_ptr()
+        if not base <= start <= base + storage.nbytes() - batch * self._row:
+            _refuse(x)
+        to = 0 if y is None else y.data_ptr()
+        return function(_call(self._address, start, leaf.data_ptr(), to, batch, _threads()))
+
+
+def _refuse(x: Tensor) -> None:
+    """Raise for an x that does not lie in its storage; a batch of none lies nowhere."""
+    check_allocated("x", x)
+    if len(x):
+        raise RuntimeError("x was changed by another thread while the layer read it.")
+
+
+def _layout(weights: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """All that says how to read a tensor's memory."""
+    return [(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in weights]
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
-    return Plan(tree, leaves, activation).run(x.contiguous())
+    plan = Plan(tree, leaves, activation)
+    return plan.run(plan.rows(x))
 
 
 def hard_with_leaf(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
     """The output of the hard pass, and the leaf of each row."""
-    return Plan(tree, leaves, activation).run_with_leaf(x.contiguous())
+    plan = Plan(tree, leaves, activation)
+    return plan.run_with_leaf(plan.rows(x))
 
 
 def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
-    return Plan(tree, None, activation).route(x.contiguous())
+    plan = Plan(tree, None, activation)
+    return plan.route(plan.rows(x))
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
-    return Plan(None, leaves, activation).visit(x.contiguous(), leaf.contiguous())
+    plan = Plan(None, leaves, activation)
+    return plan.visit(plan.rows(x), leaf)

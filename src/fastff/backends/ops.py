@@ -7,8 +7,9 @@ the plain operations of `aten`. So does an export, which must run where fastff i
 import torch
 from torch import Tensor
 
-from . import select_hard
+from . import run_hard, select_hard
 from .reference import Leaves, Tree
+from .validate import check_layer, check_leaf
 
 
 def _hard(
@@ -27,7 +28,8 @@ def _hard(
 ) -> Tensor:
     tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
     leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
-    y: Tensor = select_hard(x, tree, leaves, activation)[0].hard(x, tree, leaves, activation)
+    check_layer(x, tree, leaves, activation)
+    y: Tensor = run_hard(select_hard(x, tree, leaves, activation)[0], "hard", x, tree, leaves, activation)
     return y
 
 
@@ -40,7 +42,8 @@ def _route(
     activation: str,
 ) -> Tensor:
     tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
-    leaf: Tensor = select_hard(x, tree, None, activation)[0].route(x, tree, activation)
+    check_layer(x, tree, None, activation)
+    leaf: Tensor = run_hard(select_hard(x, tree, None, activation)[0], "route", x, tree, None, activation)
     return leaf
 
 
@@ -56,7 +59,9 @@ def _visit(
     activation: str,
 ) -> Tensor:
     leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
-    y: Tensor = select_hard(x, None, leaves, activation)[0].visit(x, leaf, leaves, activation)
+    check_layer(x, None, leaves, activation)
+    check_leaf(leaf, x, leaves)
+    y: Tensor = run_hard(select_hard(x, None, leaves, activation)[0], "visit", x, None, leaves, activation, leaf)
     return y
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import tree as heap
 from ..activations import GATED, PLAIN, Activation
 from .reference import Leaves, Tree
+from .validate import check_allocated
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,9 +37,43 @@ def unsupported(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation:
         return f"has no kernel for {x.dtype}"
     if not isinstance(activation, str):
         return "has kernels for named activations only"
-    if not all(t.is_contiguous() for t in (*(tree or ()), *(leaves or ())) if t is not None):
-        return "needs contiguous parameters"
-    return ""
+    weights = [t for t in (*(tree or ()), *(leaves or ())) if t is not None]
+    if any(t.device != x.device or t.dtype != x.dtype or not t.is_contiguous() for t in weights):
+        return "needs contiguous parameters of the input's device and dtype"
+    if any(t.is_neg() for t in weights):
+        return "reads parameters from memory, where a view with the negative bit has the opposite numbers"
+    return failure("hard", x, leaves, activation)
+
+
+# Why a kernel did not compile or launch, by pass and size: the next one of that size goes to torch at once.
+_failures: dict[tuple[Any, ...], str] = {}
+
+
+def _size(kind: str, x: Tensor, leaves: Leaves | None, activation: Activation) -> tuple[Any, ...]:
+    layer = None if leaves is None else (leaves.in_weight.shape, leaves.out_weight.shape)
+    return len(x), kind, x.shape[1:], x.dtype, x.device, layer, activation
+
+
+def failure(kind: str, x: Tensor, leaves: Leaves | None, activation: Activation) -> str:
+    """Why the kernel of a pass, "soft" or "hard", failed at this size before; empty if it did not."""
+    return _failures.get(_size(kind, x, leaves, activation), "") if _failures else ""
+
+
+def remember_failure(kind: str, x: Tensor, leaves: Leaves | None, activation: Activation, error: Exception) -> bool:
+    """Refuse this size from here on. Says whether it is the first batch size of such a layer to be refused."""
+    size = _size(kind, x, leaves, activation)
+    first = not any(known[1:] == size[1:] for known in _failures)
+    _failures[size] = f"could not run its kernel at this size ({type(error).__name__}: {error})"
+    return first
+
+
+def is_failure(error: Exception) -> bool:
+    """Whether this is a kernel that Triton could not compile or launch, and no other fault."""
+    from triton.errors import TritonError
+
+    if isinstance(error, TritonError):
+        return True
+    return isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
 
 
 class Way(NamedTuple):
@@ -128,7 +163,8 @@ def hard_with_leaf(
 
 
 def route(x: Tensor, tree: Tree, activation: str) -> Tensor:
-    x = x.contiguous()
+    x = x.resolve_neg().contiguous()
+    check_allocated("a tensor", x, *tree)
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
     # For the walk alone, as if a leaf had twice 32 neurons for each feature.
     way = choose(x, len(tree.weight) + 1, 64 * x.shape[1], _node_width(tree))
@@ -146,7 +182,8 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: str) -> Tensor:
 
 
 def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, way: Way | None) -> Tensor:
-    x = x.contiguous()
+    x = x.resolve_neg().contiguous()
+    check_allocated("a tensor", x, *(tree or ()), *leaves)
     num_leaves = len(leaves.in_weight)
     way = way or choose(x, num_leaves, _leaf_weights(leaves), _node_width(tree))
     if not len(x):

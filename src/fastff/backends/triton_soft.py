@@ -17,7 +17,7 @@ from .. import tree as heap
 from .._torch import in_eager, in_transform
 from ..activations import GATED, Activation
 from .reference import Leaves, Tree
-from .triton import INSTALLED, function_name, power_of_two
+from .triton import INSTALLED, failure, function_name, power_of_two
 
 # A sample's leaves lie in the registers of one program.
 _MOST_NEURONS = 8192
@@ -44,7 +44,7 @@ def unsupported(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, d
         return "has nothing to gain at depth 0"
     if num_leaves * power_of_two(leaf_width) > _MOST_NEURONS:
         return f"holds at most {_MOST_NEURONS} leaf neurons a sample"
-    return ""
+    return failure("soft", x, leaves, activation)
 
 
 def soft(
