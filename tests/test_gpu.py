@@ -1,6 +1,7 @@
 """What must hold on a CUDA device; run with `make test-gpu` on a machine that has one."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import fastff
 from fastff.backends import available, reference, triton
 from fastff.backends.triton import Way
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, relative_error
+from helpers import ACTIVATIONS, make, relative_error, without_interpreter
 from test_backends import plain_leaf
 
 pytestmark = pytest.mark.gpu
@@ -294,3 +295,73 @@ def test_hard_pass_has_derivatives():
             grads[name] = [*first, *second]
     for ours, expected in zip(grads["auto"], grads["reference"], strict=True):
         assert relative_error(ours, expected.double()) < 1e-5
+
+
+def test_a_size_that_no_kernel_takes():
+    """`auto` raised Triton's OutOfResources: 417,792 bytes of shared memory, where an H200 has 232,448."""
+    options = {"depth": 5, "leaf_width": 512, "activation": "swiglu", "device": "cuda", "dtype": torch.bfloat16}
+    layer = fastff.FFF(4096, 4096, **options).eval().requires_grad_(False)
+    x = torch.randn(32, 4096, device="cuda", dtype=torch.bfloat16)
+    leaf = layer.route(x)
+    wide = reference.Leaves(*(None if t is None else t.float() for t in layer._leaves))
+    exact = reference.visit(x.float(), leaf, wide, "swiglu")
+    triton._failures.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            y = layer(x)
+            assert relative_error(y.float(), exact.double()) < 2**-7
+    if not caught:
+        pytest.skip("this device, or this version of the kernels, has room for it")
+    assert len(caught) == 1
+    assert "inputs of shape (32, 4096) with leaves of shape (32, 512, 4096)" in str(caught[0].message)
+    assert "could not run its kernel" in str(fastff.explain(layer, x))
+    with fastff.backend("triton"), pytest.raises(ValueError, match="cannot run this hard pass"):
+        layer(x)
+
+
+def test_views_and_freed_memory():
+    """Kernels read memory: what it means, and whether it is still there, is asked first."""
+    layer = make(16, 16, depth=3, leaf_width=16, dtype=torch.float32, device="cuda").eval().requires_grad_(False)
+    x = torch.randn(9, 16, device="cuda")
+    for view in (torch._neg_view, lambda t: t.mT, lambda t: t[:1].expand_as(t)):
+        layer.leaf_in_weight.data = view(layer.leaf_in_weight.data)
+        with fastff.backend("reference"):
+            expected = layer(x), layer(torch._neg_view(x))
+        torch.testing.assert_close((layer(x), layer(torch._neg_view(x))), expected)
+    layer.leaf_in_weight.data = layer.leaf_in_weight.data.resolve_neg().contiguous()
+    layer.leaf_in_weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="its memory was freed"):
+        layer(x)
+
+
+def test_leaves_that_do_not_exist():
+    """The device stops, as it does for an index out of range in torch; so this runs in a process of its own."""
+    script = """
+import torch, fastff
+layer = fastff.FFF(16, 8, depth=3, leaf_width=4, device="cuda").eval().requires_grad_(False)
+x, leaf = torch.randn(5, 16, device="cuda"), torch.tensor([0, 1, 7, 7, 3], device="cuda")
+fastff.functional.visit(x, leaf, layer._leaves, "relu").sum().item()
+print("good")
+fastff.functional.visit(x, leaf + 1, layer._leaves, "relu").sum().item()
+print("bad")
+"""
+    result = without_interpreter(script)
+    assert "good" in result.stdout
+    assert "bad" not in result.stdout
+    assert "assert" in result.stderr
+
+
+@pytest.mark.parametrize(("depth", "leaf_width"), [(13, 1), (12, 2), (1, 4096), (2, 1025), (7, 64)])
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_the_soft_pass_at_its_largest(depth, leaf_width, activation):
+    """Forward and backward, without a warning that torch had to take over."""
+    layer = fastff.FFF(32, 16, depth=depth, leaf_width=leaf_width, activation=activation, device="cuda")
+    x = torch.randn(5, 32, device="cuda", requires_grad=True)
+    triton._failures.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        (ours,) = torch.autograd.grad(layer(x).square().sum(), x)
+    with fastff.backend("aten"):
+        (wanted,) = torch.autograd.grad(layer(x).square().sum(), x)
+    assert (ours - wanted).norm() <= 1e-2 * wanted.norm()

@@ -18,6 +18,7 @@ from .._torch import is_plain
 from ..activations import Activation
 from . import aten, native, reference, triton, triton_soft
 from .reference import Leaves, Tree
+from .validate import check_allocated
 
 TABLE: dict[str, ModuleType] = {"reference": reference, "aten": aten, "native": native, "triton": triton}
 _choice = "auto"
@@ -69,6 +70,8 @@ def _against(module: ModuleType, x: Tensor, tree: Tree | None, leaves: Leaves | 
     tensors = [t for t in (x, *(tree or ()), *(leaves or ())) if t is not None]
     if not is_plain(*tensors):
         return "runs on plain tensors, under no tracer, no torch.func transform and no forward-mode derivative"
+    if not x.is_meta:
+        check_allocated("a tensor", *tensors)
     reason: str = module.unsupported(x, tree, leaves, activation)
     return reason
 

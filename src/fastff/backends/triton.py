@@ -17,7 +17,6 @@ from torch import Tensor
 from .. import tree as heap
 from ..activations import GATED, PLAIN, Activation
 from .reference import Leaves, Tree
-from .validate import check_allocated
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -164,7 +163,6 @@ def hard_with_leaf(
 
 def route(x: Tensor, tree: Tree, activation: str) -> Tensor:
     x = x.resolve_neg().contiguous()
-    check_allocated("a tensor", x, *tree)
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
     # For the walk alone, as if a leaf had twice 32 neurons for each feature.
     way = choose(x, len(tree.weight) + 1, 64 * x.shape[1], _node_width(tree))
@@ -183,7 +181,6 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: str) -> Tensor:
 
 def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, way: Way | None) -> Tensor:
     x = x.resolve_neg().contiguous()
-    check_allocated("a tensor", x, *(tree or ()), *leaves)
     num_leaves = len(leaves.in_weight)
     way = way or choose(x, num_leaves, _leaf_weights(leaves), _node_width(tree))
     if not len(x):

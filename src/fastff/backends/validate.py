@@ -126,11 +126,12 @@ def check_leaf(leaf: Tensor, x: Tensor, leaves: Leaves) -> None:
 
 
 def check_allocated(name: str, *tensors: Tensor | None) -> None:
-    """Raise, as torch does, for a contiguous tensor whose memory was freed or cut by `untyped_storage().resize_`."""
+    """Raise, as torch does, for a tensor whose memory was freed or cut by `untyped_storage().resize_`."""
     for tensor in tensors:
         if tensor is None or not tensor.numel():
             continue
-        needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        needed = (tensor.storage_offset() + reach + 1) * tensor.element_size()
         found = tensor.untyped_storage().nbytes()
         if found < needed:
             raise RuntimeError(
