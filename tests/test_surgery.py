@@ -792,14 +792,14 @@ def test_leaves_from_data_are_near_the_block_at_once_and_nearer_after_distillati
     model.train()
     report = fastff.replace_(model, depth=3, leaf_width=24, init="data", data=x, samples=3000)
     assert model[0].training
-    assert report.replaced[0].weights.startswith("data: the hard pass misses ")
-    said = float(report.replaced[0].weights.split()[-1].rstrip("%"))
-    assert 0 < said < 25
+    assert report.replaced[0].weights == "fitted to 2,700 inputs"
+    assert report.replaced[0].measured_on == "held-out inputs"
+    assert 0 < report.missed < 0.25
     assert torch.bincount(model[0].route(x[:3000]), minlength=8).min() > 200
     tree = [parameter.clone() for parameter in model[0].tree_parameters()]
     (made,) = fastff.distill_(model, report, [x[:2000], x[2000:]], steps=300, batch=256, rate=3e-3, progress=False)
     assert made.name == "0"
-    assert made.before == pytest.approx(said / 100, rel=0.3)
+    assert made.before == pytest.approx(report.missed, rel=0.3)
     assert made.after < 0.9 * made.before
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(tree, model[0].tree_parameters(), strict=True))
@@ -834,7 +834,8 @@ def test_data_that_cannot_be_learned_from():
         return nn.Sequential(fastff.FF(16, 8, width=64, dtype=dtype))
 
     few = fastff.replace_(model(), depth=2, init="data", data=torch.randn(5, 16))
-    assert "5 inputs, too few to measure" in few.replaced[0].weights
+    assert few.missed is None
+    assert "eval() was not measured: 5 inputs are too few. " in str(few)
     wrong = torch.randn(100, 16)
     wrong[3, 0] = torch.nan
     with pytest.raises(ValueError, match="hold NaN or infinity"):

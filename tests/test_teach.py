@@ -8,7 +8,7 @@ from torch import nn
 
 import fastff
 from fastff.surgery.leaves import visited
-from fastff.surgery.teach import first_tensor, relative
+from fastff.surgery.teach import drift, first_tensor
 from helpers import make
 
 
@@ -35,7 +35,7 @@ def operated(blocks=3, leaf_width=8):
 def missed(model, dense, data):
     x = torch.cat(data)
     with torch.no_grad():
-        return relative(model.eval()(x), dense.eval()(x)).item()
+        return drift(model.eval()(x), dense.eval()(x)).item()
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
