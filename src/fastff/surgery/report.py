@@ -101,18 +101,18 @@ class Report:
         worst = self._worst()
         if worst is None or worst.missed is None:
             why = self.replaced[0].measured_on if self.replaced else "nothing was replaced"
-            return [f"eval() was not measured: {why}. Compare its outputs with the dense model's before you use it."]
+            return [f"eval() was not measured: {why}. Compare it with the dense model before you use it."]
         if worst.missed < _NOTHING:
-            return [f"eval() computes what the dense blocks did, on {worst.measured_on}."]
+            return [f"eval() computes what the dense blocks did: on {worst.measured_on}, it misses nothing."]
         far = worst.missed >= _FAR
-        share = f"the hard pass misses {percent(worst.missed)} of {worst.name}'s output variance on {worst.measured_on}"
-        share += "." if len(self.replaced) == 1 else ", the worst block."
-        said = f"eval() is not usable yet: {share}" if far else f"eval() is near the dense model: {share}"
+        which = "" if len(self.replaced) == 1 else ", the worst block"
+        share = f"the hard pass misses {percent(worst.missed)} of the output variance of {worst.name}{which}"
+        worth = "is not usable yet" if far else "approximates the dense blocks"
+        said = f"eval() {worth}: on {worst.measured_on}, {share}."
         if worst.measured_on == HELD_OUT:
-            wider = "Wider leaves and more data miss less; " if far else ""
-            return [said, f"{wider}fastff.distill_ trains the leaves further.".capitalize()]
-        again = 'Or start from the dense model again, with init="data", data=..., then fastff.distill_.'
-        return [said, f"Train the model with fastff.Recipe. {again}"]
+            return [said, ("Wider leaves and more data miss less. " if far else "") + "fastff.distill_ comes nearer."]
+        fit = 'Or begin again with the dense model: replace_(..., init="data", data=...), then fastff.distill_.'
+        return [said, f"Train it with fastff.Recipe. {fit}"]
 
 
 class Distilled(NamedTuple):
