@@ -574,6 +574,49 @@ def test_refused(case):
         assert_untouched(model, before)
 
 
+class Packed(torch.Tensor):
+    """A weight as torchao's quantize_ leaves it: a subclass that says float32 and holds int8 and a scale."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)
+
+    def __init__(self, numbers, scale):
+        self.numbers, self.scale = numbers, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        return func(*(a.numbers * a.scale if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda w: Packed((w * 100).to(torch.int8), 0.01),
+        lambda w: w.to(torch.int8),
+        lambda w: w.to(torch.float8_e4m3fn),
+        lambda w: w.to_sparse(),
+    ],
+    ids=["subclass", "int8", "float8", "sparse"],
+)
+def test_weights_that_cannot_be_read_are_skipped_with_the_reason(convert):
+    """Of float8 and sparse weights there was a traceback from within torch."""
+    model = stack(Mlp(), Mlp())
+    for linear in (model[0].mlp.fc1, model[0].mlp.fc2):
+        linear.weight = nn.Parameter(convert(linear.weight.detach()), requires_grad=False)
+    old = list(model[0].parameters())
+    report = fastff.replace_(model, depth=1)
+    assert [r.name for r in report.replaced] == ["1.mlp"]
+    (skipped,) = report.skipped
+    assert skipped.name == "0.mlp"
+    assert skipped.why.startswith("its Linear is quantised, wrapped or parametrised; its weights cannot be read")
+    assert all(a is b for a, b in zip(old, model[0].parameters(), strict=True))
+
+
 class Asking(nn.Module):
     """It asks more of its block than f(x)."""
 
@@ -951,6 +994,16 @@ def test_distillation_checks_its_arguments_before_any_work(wrong, message):
     assert not ran
     with torch.inference_mode(), pytest.raises(ValueError, match=r"within torch.inference_mode\(\)"):
         fastff.distill_(model, report, torch.randn(8, 16), progress=False)
+
+
+def test_distillation_of_a_copied_model():
+    """An activation without a name is a module; its copy is another object, which was taken for another activation."""
+    model, batch = build("clip")
+    report = fastff.replace_(model, depth=1, leaf_width=24, init="data", data=[batch] * 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        made = fastff.distill_(copy.deepcopy(model), report, [batch] * 4, steps=2, progress=False)
+    assert [one.name for one in made] == [r.name for r in report.replaced]
 
 
 def test_distillation_after_the_model_was_converted():

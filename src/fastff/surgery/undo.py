@@ -27,7 +27,7 @@ class Undo:
         parameters = dict.fromkeys(p for model in models for p in model.parameters())
         self.parameters = [(p, p.requires_grad, p.grad) for p in parameters]
         buffers = dict.fromkeys(b for model in models for b in model.buffers() if not (b.is_meta or b.is_inference()))
-        self.buffers = [(b, b.detach().clone()) for b in buffers]
+        self.buffers = [(b, b.detach().clone()) for b in buffers if b.layout is torch.strided]
         self.values = [(p, p.detach().clone()) for p in values]
         self.grad_mode = torch.is_grad_enabled()
         self.fused = torch.backends.mha.get_fastpath_enabled()
@@ -59,10 +59,10 @@ class Undo:
                     parameter.requires_grad_(wanted)
                 if parameter.grad is not grad:
                     parameter.grad = grad
-            for buffer, value in self.buffers:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
             for trained, value in self.values:
                 trained.copy_(value)
+            for buffer, value in self.buffers:
+                if not torch.equal(buffer, value):  # an expanded one cannot be written to
+                    buffer.copy_(value)
         torch.set_grad_enabled(self.grad_mode)
         torch.backends.mha.set_fastpath_enabled(self.fused)
