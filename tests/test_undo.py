@@ -60,7 +60,7 @@ class Tracer:
         sys.settrace(self)
         try:
             call()
-        except (self.error, ValueError):
+        except (Exception, KeyboardInterrupt):  # the error, or another one that it led to
             return False
         finally:
             sys.settrace(before)
