@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastff
-from fastff.surgery.leaves import distill_leaves_, fit_leaves_, principal_tree_, relative_error
+from fastff.surgery.leaves import distill_leaves_, fit_leaves_, missed, principal_tree_
 from helpers import make
 
 
@@ -44,7 +44,7 @@ def test_leaves_as_wide_as_the_dense_layer_answer_the_same(activation, bias):
     principal_tree_(layer, x)
     fit_leaves_(layer, dense, x)
     torch.testing.assert_close(layer(x), dense(x), rtol=1e-4, atol=1e-4)
-    assert relative_error(layer, dense, x) < 1e-9
+    assert missed(layer, dense, x) < 1e-9
 
 
 def test_a_leaf_gets_the_neurons_of_its_region_and_the_best_outputs_for_them():
@@ -67,14 +67,14 @@ def test_a_leaf_gets_the_neurons_of_its_region_and_the_best_outputs_for_them():
 
 def test_more_leaves_and_wider_ones_miss_less():
     x, dense = clusters(4000), dense_layer(64)
-    missed = {}
+    error = {}
     for depth, width in ((0, 8), (3, 8), (3, 24)):
         layer = fastff.FFF(6, 4, depth=depth, leaf_width=width, activation="gelu").eval()
         principal_tree_(layer, x)
         fit_leaves_(layer, dense, x)
-        missed[depth, width] = relative_error(layer, dense, clusters(1000, seed=5))
-    assert missed[0, 8] > missed[3, 8] > missed[3, 24]
-    assert missed[3, 24] < 0.05
+        error[depth, width] = missed(layer, dense, clusters(1000, seed=5))
+    assert error[0, 8] > error[3, 8] > error[3, 24]
+    assert error[3, 24] < 0.05
 
 
 def test_distillation_misses_less_and_changes_the_leaves_alone():
@@ -84,12 +84,12 @@ def test_distillation_misses_less_and_changes_the_leaves_alone():
     fit_leaves_(layer, dense, x)
     layer.train()
     tree = [parameter.clone() for parameter in layer.tree_parameters()]
-    before = relative_error(layer, dense, x)
+    before = missed(layer, dense, x)
     layer.train()
     losses = list(distill_leaves_(layer, dense, x, steps=200, batch=256, rate=5e-3))
     assert layer.training
     assert len(losses) == 200
-    assert relative_error(layer, dense, x) < 0.8 * before
+    assert missed(layer, dense, x) < 0.8 * before
     assert all(torch.equal(a, b) for a, b in zip(tree, layer.tree_parameters(), strict=True))
     assert all(parameter.grad is None for parameter in layer.parameters())
 

@@ -1,6 +1,8 @@
 """Distillation of a whole model against the model that it was."""
 
 import copy
+import re
+import warnings
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 import fastff
 from fastff.surgery.leaves import visited
-from fastff.surgery.teach import first_tensor, relative
+from fastff.surgery.teach import drift, first_tensor
 from helpers import make
 
 
@@ -35,7 +37,7 @@ def operated(blocks=3, leaf_width=8):
 def missed(model, dense, data):
     x = torch.cat(data)
     with torch.no_grad():
-        return relative(model.eval()(x), dense.eval()(x)).item()
+        return drift(model.eval()(x), dense.eval()(x)).item()
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
@@ -92,8 +94,91 @@ def test_what_would_be_worse_is_not_kept(taught):
     model, dense, report, data = operated()
     old = copy.deepcopy(model.state_dict())
     teacher = {"teacher": dense} if taught else {}
-    made = fastff.distill_(model, report, data, **teacher, steps=10, rate=10.0, progress=False)
+    with pytest.warns(UserWarning, match=r"distill_ changed nothing.*training ended at .*Try a lower rate, more data"):
+        made = fastff.distill_(model, report, data, **teacher, steps=10, rate=10.0, progress=False)
     assert all(one.after == one.before for one in made)
+    assert not any(one.kept for one in made)
+    assert "put back: training ended at" in str(made[-1])
+    assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_a_training_that_diverges_is_said_and_leaves_nothing_behind(taught):
+    """A rate of 1e30 gave equal numbers before and after, and no word."""
+    model, dense, report, data = operated()
+    old = copy.deepcopy(model.state_dict())
+    teacher = {"teacher": dense} if taught else {}
+    with pytest.warns(UserWarning, match=r"changed nothing: .*the loss was \w+ at step \d+: lower the rate"):
+        made = fastff.distill_(model, report, data, **teacher, steps=50, rate=1e30, progress=False)
+    assert not made[-1].kept
+    assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
+
+
+def test_one_layer_may_be_put_back_and_another_kept():
+    """The first layer's leaves are as wide as its block: nothing is left to learn there."""
+    model, _, report, data = operated(blocks=1, leaf_width=8)
+    exact = nn.Sequential(Residual())
+    first = fastff.replace_(exact, depth=1, leaf_width=48, init="data", data=torch.cat(data))
+    both = nn.Sequential(exact, model)
+    for name in list(first.blocks):
+        report.blocks[f"0.{name}"] = first.blocks.pop(name)
+    report.blocks["1.0.mlp"] = report.blocks.pop("0.mlp")
+    old = copy.deepcopy(both.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = {one.name: one for one in fastff.distill_(both, report, data, steps=100, rate=3e-3, progress=False)}
+    assert (made["0.0.mlp"].kept, made["1.0.mlp"].kept) == (False, True)
+    assert made["0.0.mlp"].note == "there was nothing left to learn"
+    changed = {name for name, value in both.state_dict().items() if not torch.equal(value, old[name])}
+    assert changed
+    assert all(name.startswith("1.0.mlp.leaf") for name in changed)
+
+
+def test_a_distillation_prints_as_people_read():
+    """`misses 7.4 %` and `0.0 -> 0.0` were two measures under one name."""
+    model, dense, report, data = operated()
+    alone = fastff.distill_(copy.deepcopy(model), report, data, steps=50, rate=3e-3, progress=False)
+    text = str(alone)
+    assert text == repr(alone)
+    assert text.splitlines()[0].split() == ["place", "measure", "before", "after", "leaves"]
+    assert "missed: the share of the dense block's output variance that the layer's hard pass misses" in text
+    assert "drift" not in text
+    assert [one.measure for one in alone] == ["missed"] * 3
+    assert re.fullmatch(r"0.mlp: missed [\d.]+ % -> [\d.]+ %, leaves kept", str(alone[0]))
+    options = {"teacher": dense, "steps": 50, "rate": 3e-3, "progress": False}
+    taught = fastff.distill_(copy.deepcopy(model), report, data, **options)
+    assert [one.measure for one in taught] == ["drift"] * 4
+    assert "missed" not in str(taught)
+    own = fastff.distill_(model, report, data, **options, loss=lambda a, b, _: (a - b).square().mean())
+    assert [one.measure for one in own] == ["drift"] * 3 + ["loss"]
+    assert re.fullmatch(r"output: loss [\d.e-]+ -> [\d.e-]+, leaves kept", str(own[-1]))
+
+
+def test_gradients_outlive_a_distillation():
+    """Its clean-up set all of them to None."""
+    for taught in (True, False):
+        model, dense, report, data = operated()
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        teacher = {"teacher": dense} if taught else {}
+        fastff.distill_(model, report, data, **teacher, steps=20, rate=1e-3, progress=False)
+        assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda a, b, batch: (a - b).square(), r"loss must return a tensor with one number; got shape \(100, 16\)"),
+        (lambda a, b, batch: 1.0, "loss must return a tensor with one number; got 1.0 of type float"),
+        (lambda a, b, batch: (a - b).square().mean().detach(), "loss must be differentiable"),
+        (lambda a, b, batch: (a - b).sum() * torch.nan, "the loss of the output is nan before any step"),
+    ],
+)
+def test_losses_that_cannot_teach(loss, message):
+    model, dense, report, data = operated(blocks=1)
+    old = copy.deepcopy(model.state_dict())
+    with pytest.raises((TypeError, ValueError), match=message):
+        fastff.distill_(model, report, data, teacher=dense, loss=loss, steps=5, progress=False)
     assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
 
 

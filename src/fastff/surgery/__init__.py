@@ -1,14 +1,14 @@
 """From the model you have to one with FFF layers: find its feedforward blocks, verify them, replace them.
 
 find.py and trace.py find and verify, blocks.py says what a block is, carry.py and leaves.py carry weights over,
-replace.py changes the model, distill.py and teach.py train it further, report.py tells what was done,
-specification.py and checkpoint.py write it down and check it when it is read.
+replace.py changes the model, distill.py and teach.py train it further, undo.py takes back what a failed call did,
+report.py tells what was done, specification.py and checkpoint.py write it down and check it when it is read.
 """
 
 from .blocks import Block
 from .checkpoint import load_, save
-from .distill import Distilled, distill_
+from .distill import distill_
 from .replace import apply_, replace_
-from .report import Report
+from .report import Distillation, Distilled, Report
 
-__all__ = ["Block", "Distilled", "Report", "apply_", "distill_", "load_", "replace_", "save"]
+__all__ = ["Block", "Distillation", "Distilled", "Report", "apply_", "distill_", "load_", "replace_", "save"]

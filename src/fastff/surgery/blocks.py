@@ -52,14 +52,20 @@ def read_linear(module: nn.Module) -> Linear | None:
         type(module).forward is not nn.Linear.forward or set(own) - {"weight", "bias"} or [*module.buffers()]
     ):
         return Linear(*sizes, trouble=f"its {kind} is more than a linear layer: it has tensors or a forward of its own")
-    plain = [type(p) in (nn.Parameter, Tensor) and p.is_floating_point() for p in own.values()]
-    if "weight" not in own or not all(plain) or next(module.children(), None) is not None:
-        return Linear(*sizes, trouble=f"its {kind} is quantised, wrapped or parametrised; its weights cannot be read")
+    if "weight" not in own or not all(map(_is_plain, own.values())) or next(module.children(), None) is not None:
+        why = f"its {kind} is quantised, wrapped or parametrised; its weights cannot be read: call replace_ before that"
+        return Linear(*sizes, trouble=why)
     if own["weight"].is_meta:
         return Linear(*sizes, trouble="it is on the meta device, where there are no weights to carry over")
     weight, bias = own["weight"].detach(), own.get("bias")
     weight = weight if isinstance(module, nn.Linear) else weight.T
     return Linear(*sizes, weight, None if bias is None else bias.detach())
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    """Whether a parameter is a tensor of numbers to compute with: no subclass, sparse layout, integers or float8."""
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return type(parameter) in (nn.Parameter, Tensor) and parameter.layout is torch.strided and parameter.dtype in kinds
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..layer import FFF
 from .blocks import Block
-from .leaves import fit_leaves_, hold_out, principal_tree_, relative_error
+from .leaves import fit_leaves_, principal_tree_
 
 Init = Callable[[Block, FFF], str]
 
@@ -72,14 +72,10 @@ def dense_layer(block: Block) -> FFF:
 
 def from_data_(block: Block, layer: FFF, x: Tensor) -> str:
     """A tree across the principal directions of the block's inputs x (samples, in), and in every leaf the neurons that
-    matter most to it, with output weights fitted by least squares; a tenth of the inputs measures what that misses."""
-    held_out, train = hold_out(x)
-    dense = dense_layer(block)
-    principal_tree_(layer, train)
-    fit_leaves_(layer, dense, train)
-    if held_out is train:
-        return f"data: {len(x)} inputs, too few to measure what the hard pass misses"
-    return f"data: the hard pass misses {relative_error(layer, dense, held_out):.1%}"
+    matter most to it, with output weights fitted by least squares."""
+    principal_tree_(layer, x)
+    fit_leaves_(layer, dense_layer(block), x)
+    return f"fitted to {len(x):,} inputs"
 
 
 INITS: dict[str, Init] = {"dense": dense_, "random": random_}

@@ -417,7 +417,10 @@ def _at(calls: list[Call], module: nn.Module) -> int:
 
 def _memory(parameter: Tensor) -> int:
     """Where the numbers of a parameter are: those of a view of another one are there too, and tied to it."""
-    return (0 if parameter.is_meta else parameter.data_ptr()) or id(parameter)
+    try:
+        return (0 if parameter.is_meta else parameter.data_ptr()) or id(parameter)
+    except RuntimeError:  # it has no memory of its own: a sparse one, or a subclass that wraps others
+        return id(parameter)
 
 
 def _check_dropped(calls: list[Call], match: Match, x: Tensor) -> None:

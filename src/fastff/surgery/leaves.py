@@ -8,11 +8,12 @@ A dense layer is an FFF of depth 0 here: one leaf, always visited.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import tree as heap
 from ..activations import function
@@ -20,6 +21,7 @@ from ..backends.reference import leaf_hidden
 from ..checks import check_int
 from ..layer import FFF
 
+FEW = 20  # inputs: too few to measure on
 _PRINCIPAL_SAMPLES = 8192  # a direction needs no more
 
 
@@ -102,21 +104,24 @@ def _least_squares(features: Tensor, target: Tensor, ridge: float) -> Tensor:
 def hold_out(x: Tensor) -> tuple[Tensor, Tensor]:
     """A tenth of the inputs x (samples, in) to measure on, and the others; all for both if there are few."""
     tenth = torch.arange(len(x), device=x.device) % 10 == 0
-    return (x[tenth], x[~tenth]) if len(x) >= 20 else (x, x)
+    return (x[tenth], x[~tenth]) if len(x) >= FEW else (x, x)
 
 
 @torch.no_grad()
-def relative_error(layer: FFF, dense: FFF, x: Tensor) -> float:
-    """The mean square of what the hard pass misses, over the variance of the dense layer's output."""
+def missed(layer: FFF, dense: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """The share of the variance of the dense block's output at x that the hard pass misses.
+
+    1.0 is the error of a constant answer, the mean output.
+    """
     mode = layer.training
-    missed = variance = 0.0
+    error = variance = 0.0
     mean = torch.cat([dense(part) for part in x.split(8192)]).mean(0)
     for part in x.split(8192):
         y = dense(part)
-        missed += (layer.eval()(part) - y).double().square().sum().item()
+        error += (layer.eval()(part) - y).double().square().sum().item()
         variance += (y - mean).double().square().sum().item()
     layer.train(mode)
-    return missed / variance if variance else math.inf if missed else 0.0
+    return error / variance if variance else math.inf if error else 0.0
 
 
 def visited(layer: FFF, x: Tensor) -> Tensor:
@@ -147,11 +152,10 @@ def distill_leaves_(
     The tree stays as it is, and a sample trains the leaf that it visits: this is the hard pass, with its derivative.
     """
     _check_pair(layer, dense)
+    check_learner(layer, dense)
     check_int("steps", steps, 1)
-    if layer.leaf_in_weight.dtype == torch.float16:
-        raise ValueError("Adam overflows in float16: distil in float32 or bfloat16, and convert the model afterwards.")
-    trained = {p: p.requires_grad for p in layer.parameters()}
     leaves = list(layer.leaf_parameters())
+    state = [(p, p.requires_grad, p.grad) for p in leaves]
     optimizer = torch.optim.Adam(leaves, lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     try:
@@ -169,15 +173,30 @@ def distill_leaves_(
             schedule.step()
             yield loss.item()
     finally:
-        for parameter, wanted in trained.items():
+        for parameter, wanted, grad in state:
             parameter.requires_grad_(wanted)
-            parameter.grad = None
+            parameter.grad = grad
 
 
 def _check_pair(layer: FFF, dense: FFF) -> None:
     if dense.depth:
         raise ValueError(f"the dense layer is an FFF of depth 0; got depth {dense.depth}.")
+    _check_same(layer, dense)
+
+
+def check_learner(layer: FFF, dense: Any, at: str = "") -> None:
+    """Raise unless a layer can learn from a dense one, or a dense block."""
+    if layer.leaf_in_weight.dtype == torch.float16:
+        raise ValueError("Adam overflows in float16: distil in float32 or bfloat16, and convert the model afterwards.")
+    _check_same(layer, dense, at)
+
+
+def _check_same(layer: FFF, dense: Any, at: str = "") -> None:
     for name in ("in_features", "out_features", "activation"):
         ours, theirs = getattr(layer, name), getattr(dense, name)
-        if ours != theirs:
-            raise ValueError(f"{name} is {ours!r} in the layer and {theirs!r} in the dense one; they must be equal.")
+        # A copied model has copies of activations that are modules.
+        if ours != theirs and not (type(ours) is type(theirs) and isinstance(ours, nn.Module)):
+            place = f"{at}: " if at else ""
+            raise ValueError(
+                f"{place}{name} is {ours!r} in the layer and {theirs!r} in the dense one; they must be equal."
+            )

@@ -5,13 +5,14 @@ written down as a specification, one dict a block, from which apply_ does the sa
 """
 
 import copy
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..activations import Activation, identity
 from ..capture import batches
@@ -22,8 +23,11 @@ from .blocks import FORMS, Block
 from .carry import INITS, Init, from_data_
 from .distill import inputs_of
 from .find import Finder, call_name
-from .report import Replaced, Report, Skipped
+from .leaves import FEW, hold_out, missed
+from .report import HELD_OUT, Replaced, Report, Skipped
 from .specification import MEMORY, SIZES, Specification, check_fit, check_specification, part_at
+from .trace import probe, run_example
+from .undo import Undo
 
 Filter = str | Iterable[str] | Callable[[str, Block], bool]
 
@@ -46,7 +50,10 @@ def replace_(
 
     Blocks are found by structure and each is verified: recomputed from its weights on a probe, it must give what the
     model's own modules give. Activation, biases, dropout, dtype, device, training mode and requires_grad are kept.
-    Parameters are new, so make the optimiser afterwards. An error leaves the model as it was.
+    Parameters are new, so make the optimiser afterwards. An error, or Ctrl-C, leaves the model unchanged.
+
+    The report says what evaluation is worth: for every block, the share of its output variance that the hard pass
+    misses, on held-out data, on the example, or else on random inputs.
 
     Args:
         depth, node_width, transposition, decision: of the FFF layers, as in `FFF`.
@@ -54,15 +61,15 @@ def replace_(
             hidden neurons.
         filter: which blocks: a glob on the name ("*.layers.1?.mlp"), several of them, or a function of (name, block).
         init: "dense" carries the weights over so that the soft pass (train mode) computes what the block did;
-            evaluation does not, until the tree has been trained. "data" builds each tree on the inputs that the block
-            has seen, and gives every leaf the neurons that matter most in its region, so that evaluation is near the
-            block's at once; the report says how near. "random" draws them anew. Or a function of (block, layer) that
-            fills the layer and returns how, in words.
+            evaluation does not, and is of no use until the tree has been trained. "data" builds each tree on the inputs
+            that the block has seen, and gives every leaf the neurons that matter most in its region, so that evaluation
+            is near the block's at once; the report says how near. "random" draws them anew. Or a function of (block,
+            layer) that fills the layer and returns how, in words.
         data: for init="data", batches for the model, as in `initialize_tree_`.
         samples: how many inputs of a block are enough; batches past that are not read. All blocks' inputs are in memory
             at once.
-        example: a small batch for the whole model, needed only to verify blocks that lie inside a layer which does not
-            run on its own; the report says so.
+        example: a small batch for the whole model. It is needed to verify blocks that lie inside a layer which does not
+            run on its own (the report says so), and shows whether the operated model still runs.
     """
     _check_mode()
     check_model(model)
@@ -70,7 +77,7 @@ def replace_(
     leaf_width = None if leaf_width is None else check_int("leaf_width", leaf_width, 1)
     node_width = check_int("node_width", node_width, 1)
     check_probability("transposition", transposition)
-    if isinstance(init, str) and init not in (*INITS, "data"):
+    if init not in (*INITS, "data") if isinstance(init, str) else not callable(init):
         names = ", ".join((*INITS, "data"))
         raise ValueError(f"init must be one of {names}, or a function of (block, layer); got {init!r}.")
     if not (filter is None or callable(filter)):
@@ -81,6 +88,19 @@ def replace_(
             )
     if (init == "data") != (data is not None):
         raise ValueError('init="data" and data=... belong together: pass both, or neither.')
+    check_int("samples", samples, 2)
+    if data is not None:
+        batches(data)
+    sizes = {"depth": depth, "node_width": node_width, "transposition": float(transposition), "decision": decision}
+    with Undo(model):
+        chosen, skipped = _choose(model, example, filter)
+        widths = {block.name: _leaf_width(block, depth, leaf_width) for block in chosen}
+        entries = [_entry(block, {**sizes, "leaf_width": widths[block.name]}) for block in chosen]
+        return _operate(model, chosen, entries, skipped, init, data, samples, example)
+
+
+def _choose(model: nn.Module, example: Any, filter: Filter | None) -> tuple[list[Block], list[Skipped]]:
+    """The blocks to replace, and what is skipped."""
     finder = Finder(model, example)
     skipped = [Skipped(*pair) for pair in finder.skipped] + [Skipped(n, "it is an FFF already") for n in finder.present]
     places = Counter(id(child) for module in model.modules() for child in module._modules.values())
@@ -92,36 +112,74 @@ def replace_(
     if not chosen:
         raise ValueError(_nothing(model, finder, skipped))
     rest = (block for block in finder.blocks if block not in chosen and block not in shared)
-    skipped += [Skipped(block.name, "excluded by the filter") for block in rest]
+    return chosen, [*skipped, *(Skipped(block.name, "excluded by the filter") for block in rest)]
 
-    fill = _filler(model, init, chosen, data, samples)
-    replaced, specification, edits = [], [], []
-    for block in chosen:
-        width = _leaf_width(block, depth, leaf_width)
-        entry = _entry(block, depth, width, node_width, transposition, decision)
+
+def _operate(
+    model: nn.Module,
+    chosen: list[Block],
+    entries: Specification,
+    skipped: list[Skipped],
+    init: str | Init,
+    data: Any,
+    samples: int,
+    example: Any,
+) -> Report:
+    """Build the layers, fill them, measure them, put them in, and see whether the model still answers."""
+    if init == "data":
+        firsts = {block.name: model.get_submodule(block.linears[0]) for block in chosen}
+        seen = inputs_of(model, firsts, data, samples)
+    else:
+        seen = {} if example is None else _inputs_in(model, chosen, example)
+    replaced: list[Replaced] = []
+    edits: list[Edit] = []
+    for block, entry in zip(chosen, entries, strict=True):
         layer = _build(model, entry)
-        how = fill(block, layer)
-        if not isinstance(how, str):
-            raise TypeError(f"init must return a string that says what it did; got {how!r} for {block.name}.")
+        x = seen.pop(block.name, None)
+        if init == "data" and x is not None:
+            held_out, train = hold_out(x)
+            how = from_data_(block, layer, train)
+            x, on = held_out, HELD_OUT if held_out is not train else f"{len(x)} inputs are too few"
+        else:
+            how = (INITS[init] if isinstance(init, str) else init)(block, layer)
+            if not isinstance(how, str):
+                raise TypeError(f"init must return a string that says what it did; got {how!r} for {block.name}.")
+            on = "the example"
+            if x is None or len(x) < FEW:
+                x, on = probe(block.in_features, block.weights.up, (512,)), "random inputs"
+        share = None if on.endswith("few") else missed(layer, block, x)
+        if share is not None and math.isnan(share):
+            share, on = None, f"the outputs of {block.name} are not finite on {on}"
         _keep_requires_grad(block, layer)
         edits += _edits(model, entry, layer)
-        specification.append(entry)
-        sizes = block.in_features, block.width, block.out_features, depth, width
-        replaced.append(Replaced(block.name, block.form, *sizes, call_name(block.activation), how))
+        sizes = block.in_features, block.width, block.out_features, entry["depth"], entry["leaf_width"]
+        replaced.append(Replaced(block.name, block.form, *sizes, call_name(block.activation), how, share, on))
 
     before = _parameters(model)
-    exact = init == "dense" and all(r.leaf_width << depth >= r.width for r in replaced)
+    exact = init == "dense" and all(r.leaf_width << r.depth >= r.width for r in replaced)
     exact = exact and not any(block.dropout for block in chosen)
     answers = Answers(model, chosen, example if example is not None else _first(data))
-    undo = commit([*edits, _remember(model, specification)])
-    try:
-        answers.check(exact)
-    except BaseException:
-        commit(undo)
-        raise
-    dense, fast = sum(b.width for b in chosen), sum(depth * node_width + r.leaf_width for r in replaced)
+    commit([*edits, _remember(model, entries)])
+    answers.check(exact)
+    dense = sum(block.width for block in chosen)
+    fast = sum(entry["depth"] * entry["node_width"] + entry["leaf_width"] for entry in entries)
     kept = {block.name: block for block in chosen}
-    return Report(replaced, skipped, before, _parameters(model), dense, fast, specification, kept)
+    return Report(replaced, skipped, before, _parameters(model), dense, fast, entries, kept)
+
+
+def _inputs_in(model: nn.Module, chosen: list[Block], example: Any) -> dict[str, Tensor]:
+    """What reaches each block in the example (rows, in); blocks that it does not reach are left out."""
+    try:
+        calls = run_example(model, example, training=False)[1]
+    except Exception as error:  # someone else's forward, which may raise anything
+        raise ValueError(f"the model does not run on example=: {error}. Pass a batch as the model takes it.") from error
+    found = {}
+    for block in chosen:
+        first = model.get_submodule(block.linears[0])
+        rows = [call.input.reshape(-1, block.in_features) for call in calls if call.module is first]
+        if rows and torch.cat(rows).isfinite().all():
+            found[block.name] = torch.cat(rows)
+    return found
 
 
 def _first(data: Any) -> Any:
@@ -131,24 +189,15 @@ def _first(data: Any) -> Any:
     return next(iter(batches(data)), None)
 
 
-def _filler(model: nn.Module, init: str | Init, chosen: list[Block], data: Any, samples: int) -> Init:
-    """What fills the new layers."""
-    if not isinstance(init, str):
-        return init
-    if init != "data":
-        return INITS[init]
-    check_int("samples", samples, 2)
-    inputs = inputs_of(model, {block.name: model.get_submodule(block.linears[0]) for block in chosen}, data, samples)
-    return lambda block, layer: from_data_(block, layer, inputs[block.name])
-
-
 def apply_(model: nn.Module, specification: Specification) -> None:
     """Do to a fresh `model` what `replace_` did to another: FFF layers of the same sizes at the same places.
 
     Their weights are random: load the state dict of the other model afterwards, which fits strictly. The model may be
-    on the meta device. An error leaves it as it was.
+    on the meta device. An error, or Ctrl-C, leaves it unchanged.
     """
-    commit(plan(model, specification))
+    edits = plan(model, specification)
+    with Undo(model):
+        commit(edits)
 
 
 def plan(model: nn.Module, specification: Specification) -> list["Edit"]:
@@ -185,12 +234,21 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"{at} sharded (FSDP, DTensor). Call it before sharding, on the whole model.")
 
 
+_ABSENT = object()
+
+
 class Edit(NamedTuple):
-    """An attribute of a module, and its new value."""
+    """An attribute of a module, and its new value; _ABSENT deletes it."""
 
     owner: nn.Module
     name: str
     value: Any
+
+    def make(self) -> None:
+        if self.value is not _ABSENT:
+            setattr(*self)
+        elif hasattr(self.owner, self.name):
+            delattr(self.owner, self.name)
 
 
 def commit(edits: list[Edit]) -> list[Edit]:
@@ -198,11 +256,11 @@ def commit(edits: list[Edit]) -> list[Edit]:
     undo: list[Edit] = []
     try:
         for edit in edits:
-            undo.insert(0, edit._replace(value=getattr(edit.owner, edit.name, None)))
-            setattr(*edit)
+            undo.insert(0, edit._replace(value=getattr(edit.owner, edit.name, _ABSENT)))
+            edit.make()
     except BaseException:
         for edit in undo:
-            setattr(*edit)
+            edit.make()
         raise
     return undo
 
@@ -239,24 +297,23 @@ def _slot(model: nn.Module, path: str) -> tuple[nn.Module, str]:
     return model.get_submodule(parent), name
 
 
-def _entry(
-    block: Block, depth: int, leaf_width: int, node_width: int, transposition: float, decision: str
-) -> dict[str, Any]:
+def _entry(block: Block, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """What is done to a block, as data."""
     return {
         "name": block.name,
         "form": block.form,
         "in_features": block.in_features,
         "width": block.width,
         "out_features": block.out_features,
-        "depth": depth,
-        "leaf_width": leaf_width,
-        "node_width": node_width,
+        "depth": sizes["depth"],
+        "leaf_width": sizes["leaf_width"],
+        "node_width": sizes["node_width"],
         # A callable is taken from where it stands in the model.
         "activation": block.activation if isinstance(block.activation, str) else {"at": block.activation_at},
         "bias": block.bias,
         "dropout": block.dropout,
-        "transposition": float(transposition),
-        "decision": decision,
+        "transposition": sizes["transposition"],
+        "decision": sizes["decision"],
         "linears": list(block.linears),
         "identity": list(block.identity),
         "dropout_after": block.dropout_after,

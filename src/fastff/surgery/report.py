@@ -1,13 +1,33 @@
-"""What a surgery did, as data and as a table."""
+"""What a surgery or a distillation did, as data and as a table.
 
+Two measures tell how near an operated model is, and each has one name:
+
+- missed: one layer's hard pass against the dense block that it replaced, on the same inputs;
+- drift: the operated model against its teacher, at what reaches a block and at the output.
+"""
+
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .blocks import Block
 
+MEASURES = {
+    "missed": "the share of the dense block's output variance that the layer's hard pass misses, on held-out inputs",
+    "drift": "the difference from the teacher, as a share of the teacher's variance, on held-out batches: "
+    "in what reaches a block, and in the output",
+    "loss": "the loss that was given, on held-out batches",
+}
+HELD_OUT = "held-out inputs"
+_NOTHING, _FAR = 1e-6, 0.5  # shares of the variance: rounding; no longer near
+
 
 class Replaced(NamedTuple):
-    """One block that was replaced; `weights` says how the dense weights were carried over."""
+    """One block that was replaced; `weights` says how the dense weights were carried over.
+
+    missed: the share of the block's output variance that the hard pass, eval(), misses on `measured_on`; None where it
+    was not measured, and `measured_on` says why.
+    """
 
     name: str
     form: str
@@ -18,6 +38,8 @@ class Replaced(NamedTuple):
     leaf_width: int
     activation: str
     weights: str
+    missed: float | None = None
+    measured_on: str = "not measured"
 
 
 class Skipped(NamedTuple):
@@ -29,7 +51,7 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What `replace_` replaced and skipped; str() makes a table of it.
+    """What `replace_` replaced and skipped; str() makes a table of it and says what eval() is worth.
 
     parameters_before, parameters_after: of the whole model. neurons_before, neurons_after: that one input uses in
     evaluation, in the replaced blocks. specification: what `apply_` needs to do the same to a fresh model; plain lists,
@@ -45,8 +67,13 @@ class Report:
     specification: list[dict[str, Any]] = field(repr=False)
     blocks: dict[str, Block] = field(repr=False, compare=False, default_factory=dict)
 
+    @property
+    def missed(self) -> float | None:
+        """The share of a block's output variance that eval() misses, in the worst block; None if none was measured."""
+        return None if (worst := self._worst()) is None else worst.missed
+
     def __str__(self) -> str:
-        head = ("replaced", "form", "dense", "depth x leaf", "activation", "weights")
+        head = ("replaced", "form", "dense", "depth x leaf", "activation", "weights", "eval() misses")
         rows = [
             (
                 r.name,
@@ -55,17 +82,105 @@ class Report:
                 f"{r.depth} x {r.leaf_width}",
                 r.activation,
                 r.weights,
+                "?" if r.missed is None else percent(r.missed),
             )
             for r in self.replaced
         ]
-        lines = _table([head, *rows])
+        lines = table([head, *rows])
         if self.skipped:
-            lines += ["", *_table([("skipped", "why"), *self.skipped])]
+            lines += ["", *table([("skipped", "why"), *self.skipped])]
         lines += ["", f"parameters: {self.parameters_before:,} -> {self.parameters_after:,}"]
         lines += [f"inference neurons in the replaced blocks: {self.neurons_before:,} -> {self.neurons_after:,}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._verdict()])
+
+    def _worst(self) -> Replaced | None:
+        return max((r for r in self.replaced if r.missed is not None), key=lambda r: r.missed or 0.0, default=None)
+
+    def _verdict(self) -> list[str]:
+        """What eval() is worth now, and what to do about it."""
+        worst = self._worst()
+        if worst is None or worst.missed is None:
+            why = self.replaced[0].measured_on if self.replaced else "nothing was replaced"
+            return [f"eval() was not measured: {why}. Compare it with the dense model before you use it."]
+        if worst.missed < _NOTHING:
+            return [f"eval() computes what the dense blocks did: on {worst.measured_on}, it misses nothing."]
+        far = worst.missed >= _FAR
+        which = "" if len(self.replaced) == 1 else ", the worst block"
+        share = f"the hard pass misses {percent(worst.missed)} of the output variance of {worst.name}{which}"
+        worth = "is not usable yet" if far else "approximates the dense blocks"
+        said = f"eval() {worth}: on {worst.measured_on}, {share}."
+        if worst.measured_on == HELD_OUT:
+            return [said, ("Wider leaves and more data miss less. " if far else "") + "fastff.distill_ comes nearer."]
+        fit = 'Or begin again with the dense model: replace_(..., init="data", data=...), then fastff.distill_.'
+        return [said, f"Train it with fastff.Recipe. {fit}"]
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+class Distilled(NamedTuple):
+    """What `distill_` did at one place: `measure` before and after, on data that is held out.
+
+    measure: "missed" (a layer against its dense block), "drift" (the model against its teacher) or "loss"; MEASURES
+    says what each is. kept: whether the leaves changed; if not, they were put back, and `note` says why.
+    """
+
+    name: str
+    before: float
+    after: float
+    measure: str = "missed"
+    kept: bool = True
+    note: str = ""
+
+    def __str__(self) -> str:
+        _, measure, before, after, leaves = self._cells()
+        return f"{self.name}: {measure} {before} -> {after}, leaves {leaves}"
+
+    def _cells(self) -> tuple[str, str, str, str, str]:
+        leaves = "kept" if self.kept else "put back"
+        leaves += f": {self.note}" if self.note else ""
+        return self.name, self.measure, _show(self.before, self.measure), _show(self.after, self.measure), leaves
+
+
+class Distillation(list[Distilled]):
+    """What `distill_` did: a list, one entry a place; str() makes a table of it."""
+
+    def __str__(self) -> str:
+        rows = [one._cells() for one in self]
+        told = [f"{name}: {MEASURES[name]}" for name in dict.fromkeys(one.measure for one in self)]
+        return "\n".join([*table([("place", "measure", "before", "after", "leaves"), *rows]), "", *told])
+
+    __repr__ = __str__
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing changed although something was missed, and the remedy; "" if something changed."""
+        if any(one.kept for one in self) or all(one.before < _NOTHING for one in self):
+            return ""
+        first = next(one for one in self if one.before >= _NOTHING and one.note)
+        return (
+            f"distill_ changed nothing: all leaves were put back ({first.name}: {first.note}). "
+            "Try a lower rate, more data, or more steps."
+        )
+
+
+def diverged(step: int, loss: float) -> str:
+    return f"the loss was {loss} at step {step}: lower the rate"
+
+
+def no_better(before: float, after: float, measure: str = "missed") -> str:
+    if before < _NOTHING and measure != "loss":
+        return "there was nothing left to learn"
+    return f"training ended at {_show(after, measure)}"
+
+
+def _show(value: float, measure: str) -> str:
+    return f"{value:.4g}" if measure == "loss" else percent(value)
+
+
+def percent(share: float) -> str:
+    if not math.isfinite(share):
+        return f"{share} %"
+    return "0.0 %" if share < _NOTHING else f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.3g} %"
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

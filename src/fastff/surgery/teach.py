@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from ..capture import batches, evaluating, feed
 from ..layer import FFF
 from .leaves import visited
-from .report import Report
+from .report import Distillation, Distilled, Report, diverged, no_better
 
 Loss = Callable[[Any, Any, Any], Tensor]
 Advance = Callable[[str], None]
-Errors = dict[str, float]
+Errors = dict[str, float]  # by place
 
 OUTPUT = "output"
 _MEASURED = 16  # batches
@@ -39,22 +39,21 @@ def teach_(
     rate: float,
     loss: Loss | None,
     advance: Advance,
-) -> tuple[Errors, Errors]:
-    """Train the leaves of these layers; returns what is missed at each place before and after, on held-out batches.
+) -> Distillation:
+    """Train the leaves of these layers; returns the drift at each place before and after, on held-out batches.
 
-    If the output is further from the teacher's in the end, the leaves are put back as they were.
+    If the output is no nearer to the teacher's in the end, the leaves are put back.
     """
+    measured = "drift" if loss is None else "loss"
     places = {name: _dense(teacher, report.blocks[name].linears[0]) for name in layers}
     leaves = [p for layer in layers.values() for p in layer.leaf_parameters()]
-    if any(p.dtype == torch.float16 for p in leaves):
-        raise ValueError("Adam overflows in float16: distil in float32 or bfloat16, and convert the model afterwards.")
     parts = list(islice(batches(data), steps + _MEASURED))
     if not parts:
         raise ValueError("data holds no batch. Pass batches for the model.")
     # The last ones: replace_ may have fitted the leaves to the first.
     train = parts[: len(parts) - min(_MEASURED, len(parts) // 10)]
     held = parts[len(train) :] or parts
-    trained = {p: p.requires_grad for p in model.parameters()}
+    state = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     start = [p.detach().clone() for p in leaves]
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -62,22 +61,28 @@ def teach_(
         enter(evaluating(teacher))
         ours, theirs = enter(seeing(model, layers)), enter(seeing(teacher, places))
 
-        def missed(batch: Any) -> dict[str, Tensor]:
+        def drifts(batch: Any) -> dict[str, Tensor]:
             with torch.no_grad():
                 feed(teacher, batch)
             feed(model, batch)
-            found = {name: relative(ours[name], theirs[name]) for name in layers}
+            if missing := [name for name in layers if name not in ours or name not in theirs]:
+                raise ValueError(f"data holds no sample that reaches {missing}. Pass data that runs through them.")
+            found = {name: drift(ours[name], theirs[name]) for name in layers}
             a, b = ours[OUTPUT], theirs[OUTPUT]
-            found[OUTPUT] = relative(first_tensor(a), first_tensor(b)) if loss is None else loss(a, b, batch)
+            found[OUTPUT] = drift(first_tensor(a), first_tensor(b)) if loss is None else loss(a, b, batch)
+            if not isinstance(found[OUTPUT], Tensor) or found[OUTPUT].numel() != 1:
+                raise TypeError(f"loss must return a tensor with one number; got {_describe(found[OUTPUT])}.")
             return found
 
         def measure() -> Errors:
-            found = [missed(batch) for batch in held]
+            found = [drifts(batch) for batch in held]
             return {name: sum(one[name].item() for one in found) / len(found) for name in found[0]}
 
-        before = measure()
+        before, note = measure(), ""
+        if not math.isfinite(before[OUTPUT]):
+            raise ValueError(f"the {measured} of the output is {before[OUTPUT]} before any step; clean the data.")
         try:
-            for p in trained:
+            for p, *_ in state:
                 p.requires_grad_(False)
             for p in leaves:
                 p.requires_grad_(True)
@@ -85,31 +90,44 @@ def teach_(
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_share, steps=steps))
             order: list[int] = []
             with learning(layers.values()):
-                for _ in range(steps):
+                for step in range(1, steps + 1):
                     order = order or torch.randperm(len(train)).tolist()
                     with torch.enable_grad():
-                        found = missed(train[order.pop()])
+                        found = drifts(train[order.pop()])
+                        if not found[OUTPUT].requires_grad:
+                            raise ValueError("loss must be differentiable in the model's output; its result is not.")
                         total = found[OUTPUT] + sum(found[name] for name in layers) / len(layers)
                         optimizer.zero_grad()
                         total.backward()
                     optimizer.step()
                     schedule.step()
                     advance(f"{OUTPUT}: {found[OUTPUT].item():.3g}")
+                    if not math.isfinite(total.item()):
+                        note = diverged(step, total.item())
+                        break
         finally:
-            for p, wanted in trained.items():
+            for p, wanted, grad in state:
                 p.requires_grad_(wanted)
-            for p in leaves:
-                p.grad = None
+                p.grad = grad
         after = measure()
-        if not after[OUTPUT] < before[OUTPUT]:
+        kept = not note and after[OUTPUT] < before[OUTPUT] and all(bool(p.isfinite().all()) for p in leaves)
+        if not kept:
+            note = note or no_better(before[OUTPUT], after[OUTPUT], measured)
+            after = before
             for p, old in zip(leaves, start, strict=True):
                 p.copy_(old)
-            after = before
-    return before, after
+    return Distillation(
+        [Distilled(name, before[name], after[name], "drift", kept) for name in layers]
+        + [Distilled(OUTPUT, before[OUTPUT], after[OUTPUT], measured, kept, note)]
+    )
 
 
-def relative(ours: Tensor, theirs: Tensor) -> Tensor:
-    """The mean square of the difference, over the variance of theirs about the mean of each feature."""
+def _describe(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r} of type {type(value).__name__}"
+
+
+def drift(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The mean square of the difference from a teacher, over the variance of theirs about the mean of each feature."""
     wide = theirs.detach().float().reshape(-1, theirs.shape[-1])
     variance = (wide - wide.mean(0)).square().mean()
     return (ours.float() - theirs.float()).square().mean() / variance.clamp_min(torch.finfo(torch.float32).tiny)

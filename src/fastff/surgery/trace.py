@@ -19,10 +19,10 @@ class Call(NamedTuple):
     output: Any
 
 
-def probe(in_features: int, like: Tensor) -> Tensor:
-    """Random inputs (2, 4, in_features), drawn without touching the global generator."""
+def probe(in_features: int, like: Tensor, batch: tuple[int, ...] = (2, 4)) -> Tensor:
+    """Random inputs (*batch, in_features), drawn without touching the global generator."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, 4, in_features, generator=generator).to(like)
+    return torch.randn(*batch, in_features, generator=generator).to(like)
 
 
 def required(scope: nn.Module) -> int:

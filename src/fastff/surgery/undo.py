@@ -1,0 +1,68 @@
+"""All or nothing: a call that fails, or is interrupted, leaves its models unchanged.
+
+    with Undo(model):
+        ...  # whatever raises here, Ctrl-C included, the model is put back and the exception goes on
+
+A snapshot keeps what surgery and distillation change: the attributes of every module (children, parameters, hooks,
+mode, an overwritten forward), `requires_grad` and `grad` of every parameter, the values of buffers and of parameters
+that are trained. The outermost call takes it, so it does not matter which inner clean-up was interrupted.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+_HOLDERS = (dict, OrderedDict, set)  # children, parameters, buffers and hooks lie in these
+
+
+class Undo:
+    """Puts `models` back if the block raises; `values`: the parameters whose numbers the block changes."""
+
+    def __init__(self, *models: nn.Module, values: Iterable[Tensor] = ()) -> None:
+        self.modules = {module: dict(vars(module)) for model in models for module in model.modules()}
+        self.held = [(v, v.copy()) for state in self.modules.values() for v in state.values() if type(v) in _HOLDERS]
+        parameters = dict.fromkeys(p for model in models for p in model.parameters())
+        self.parameters = [(p, p.requires_grad, p.grad) for p in parameters]
+        buffers = dict.fromkeys(b for model in models for b in model.buffers() if not (b.is_meta or b.is_inference()))
+        self.buffers = [(b, b.detach().clone()) for b in buffers if b.layout is torch.strided]
+        self.values = [(p, p.detach().clone()) for p in values]
+        self.grad_mode = torch.is_grad_enabled()
+        self.fused = torch.backends.mha.get_fastpath_enabled()
+
+    def __enter__(self) -> "Undo":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while kind is not None:
+            try:
+                self.restore()
+                return
+            except KeyboardInterrupt:  # one more Ctrl-C: the first one is raised when all is put back
+                continue
+
+    def restore(self) -> None:
+        """Put everything back; it may be done twice."""
+        for module, state in self.modules.items():
+            now = vars(module)
+            for name in now.keys() - state.keys():
+                del now[name]
+            now.update(state)
+        for holder, content in self.held:
+            holder.clear()
+            holder.update(content)
+        with torch.no_grad():
+            for parameter, wanted, grad in self.parameters:
+                if parameter.requires_grad is not wanted:
+                    parameter.requires_grad_(wanted)
+                if parameter.grad is not grad:
+                    parameter.grad = grad
+            for trained, value in self.values:
+                trained.copy_(value)
+            for buffer, value in self.buffers:
+                if not torch.equal(buffer, value):  # an expanded one cannot be written to
+                    buffer.copy_(value)
+        torch.set_grad_enabled(self.grad_mode)
+        torch.backends.mha.set_fastpath_enabled(self.fused)
