@@ -190,10 +190,12 @@ def main() -> None:
         rows.append(row | about("cpu", options.commit) | {"command": command})
         print(", ".join(f"{key} {value}" for key, value in row.items()))
     if options.output:
-        there = options.output.exists()
+        new = not options.output.exists() or not options.output.stat().st_size
         with options.output.open("a", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writerows(rows) if there else (writer.writeheader(), writer.writerows(rows))
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(rows)
     sys.exit(int(left != files or any(row["broken"] for row in rows)))
 
 

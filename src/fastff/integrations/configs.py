@@ -27,7 +27,7 @@ _FOREIGN = {"quantization_config", "compression_config", "trust_remote_code", "m
 _FOREIGN |= {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbone_checkpoint", "use_kernels"}
 _FOREIGN_ENDS = ("_implementation", "_implementation_internal", "name_or_path", "kernel_config")
 _COUNT = re.compile("layer|block|expert|depth|stage|head|group|label|class|repeat|codebook|level|branch|bottleneck")
-_SIZE = re.compile("size|dim|width|channel|hidden|length|window|position|capacity|token|_id$|_ids$|ratio|stride")
+_SIZE = re.compile("size|dim|width|channel|length|window|position|capacity|token|_id$|_ids$|ratio|stride")
 _FREE = re.compile("theta|base|seed")  # numbers that nothing is as large as
 _DEEPEST, _LONGEST = 12, 10_000  # levels of nesting, characters of a string
 _PLAIN = re.compile(r"[\w .,+=<>()|-]*")  # no path, address or name on the Hub
@@ -73,7 +73,7 @@ def check_generation(values: Any) -> None:
 def guarded(tensors: int | None) -> Iterator[None]:
     """While a model is built: the Hub is switched off, for the whole process; more modules and parameters than so many
     tensors can explain are an error, which ends loops that would go on for hours."""
-    thread, limit, count = threading.get_ident(), 10_000 + 100 * (tensors or 0), 0
+    thread, limit, count = threading.get_ident(), 1000 + 10 * (tensors or 0), 0
 
     def step(*_: Any) -> None:
         nonlocal count
