@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import gc
+import io
 import json
 import os
 import pickle
@@ -9,6 +11,8 @@ import re
 import struct
 import subprocess
 import sys
+import warnings
+import weakref
 
 import pytest
 import torch
@@ -369,13 +373,167 @@ def test_what_cannot_be_saved(tmp_path):
         save_pretrained(operated("bert"), there)
 
 
-def test_transformers_own_from_pretrained_is_an_error(tmp_path):
-    """It would draw the dense blocks at random; it finds no file that it reads instead."""
+def test_transformers_own_from_pretrained_names_fastff(tmp_path):
+    """It would draw the dense blocks at random. It said that there is no model.safetensors, and not why."""
     save_pretrained(operated("bert"), tmp_path)
-    for kind in (transformers.BertForSequenceClassification, transformers.AutoModel):
-        with pytest.raises((OSError, ValueError), match=r"no file named model.safetensors|fastff wrote this directory"):
-            kind.from_pretrained(tmp_path)
-    assert transformers.AutoConfig.from_pretrained(tmp_path).hidden_size == 16
+    code = (
+        "import sys, transformers\n"
+        "for load in (transformers.BertForSequenceClassification.from_pretrained,"
+        " transformers.AutoModel.from_pretrained,"
+        " lambda path: transformers.pipeline('text-classification', model=path)):\n"
+        "    try: load(sys.argv[1])\n"
+        "    except (OSError, ValueError) as error:"
+        " assert 'load it with fastff.integrations.transformers.from_pretrained' in str(error), error\n"
+        "    else: raise SystemExit('it loaded')\n"
+        "assert transformers.AutoConfig.from_pretrained(sys.argv[1]).hidden_size == 16\n"
+        "assert 'fastff' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+GUARDED = r"does not know of the FFF layers that fastff has put .*fastff.integrations.transformers.save_pretrained\("
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [lambda model: model, copy.deepcopy, lambda m: copy.deepcopy(nn.Sequential(m))[0], lambda m: pickled(m), copy.copy],
+    ids=["itself", "deepcopy", "deepcopy of a larger one", "torch.save", "copy"],
+)
+def test_transformers_own_save_pretrained_warns(copied, tmp_path):
+    """What it writes, from_pretrained loads with random dense blocks. It still writes, for a Trainer's checkpoints."""
+    first = operated("bert")
+    model = copied(first)
+    with torch.no_grad():
+        model.classifier.bias.fill_(7.0)
+    with pytest.warns(UserWarning, match=GUARDED):
+        model.save_pretrained(tmp_path)
+    state = safetensors_torch.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(state["classifier.bias"], torch.full((2,), 7.0))
+    assert torch.equal(state[f"{FC1}.node_weight"], first.state_dict()[f"{FC1}.node_weight"])
+    save_pretrained(model, tmp_path / "ours")
+    assert_same(from_pretrained(tmp_path / "ours"), model)
+    loaded = from_pretrained(tmp_path / "ours")
+    with pytest.warns(UserWarning, match=GUARDED):
+        loaded.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=GUARDED):
+        from_pretrained(tmp_path / "ours").save_pretrained(tmp_path)  # nothing refers to the model any more
+
+
+def pickled(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+
+
+def test_a_surgery_that_was_undone_leaves_no_warning(tmp_path, monkeypatch):
+    model = make("bert")
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    monkeypatch.setattr("fastff.surgery.answers.Answers.check", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fastff.replace_(model, depth=1)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.save_pretrained(tmp_path)
+
+
+def test_the_warning_keeps_no_model_in_memory():
+    """A reference to the model from itself would keep it, and its GPU memory, until the collector comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = type("Kind", (nn.Sequential,), {"save_pretrained": lambda self, path: None})(Feedforward())
+        fastff.replace_(model, depth=1)
+        gone = weakref.ref(model)
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+class Quantized(torch.Tensor):
+    """As torchao makes them: a tensor that has its numbers in another one, and no storage of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        raise NotImplementedError(f"{function} on a quantised tensor")
+
+
+def test_quantised_tensors_are_named(tmp_path):
+    """torchao's quantize_ changes the linear layers and leaves the FFF layers; saving died deep inside safetensors."""
+    model = operated("bert")
+    model.classifier.weight = nn.Parameter(Quantized(model.classifier.weight.detach()), requires_grad=False)
+    told = (
+        r"classifier.weight is a Quantized, a quantised .* Save the model before it is quantised, and quantise it again"
+    )
+    for save in (fastff.save, save_pretrained):
+        with pytest.raises(TypeError, match=told):
+            save(model, tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", torch.float64, "float16"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_dtype(family, dtype, tmp_path):
+    """As a model of that dtype, its rotary frequencies and temperatures in float32 at least."""
+    model = operated(family)
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path, dtype=dtype)
+    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    assert loaded.dtype == loaded.config.dtype == wanted
+    assert outputs(loaded).dtype == wanted
+    for name, tensor in loaded.state_dict().items():
+        wide = name.endswith("_temperature") and wanted in (torch.float16, torch.bfloat16)
+        assert tensor.dtype == (torch.float32 if wide else wanted), name
+        assert torch.equal(tensor, model.state_dict()[name].to(tensor.dtype)), name
+    if family == "llama":
+        assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+    if family == "gpt2":
+        assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    assert from_pretrained(tmp_path, dtype="auto").dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu"), {"": "cpu"}])
+def test_device_map(device, tmp_path):
+    model = operated("bert")
+    save_pretrained(model, tmp_path)
+    assert_same(from_pretrained(tmp_path, device_map=device), model)
+
+
+@pytest.mark.gpu
+def test_device_map_of_a_gpu(tmp_path):
+    model = operated("llama")
+    save_pretrained(model, tmp_path)
+    for device in ("cuda", "cuda:0", 0, {"": 0}):
+        loaded = from_pretrained(tmp_path, dtype="bfloat16", device_map=device)
+        assert {tensor.device.type for tensor in [*loaded.parameters(), *loaded.buffers()]} == {"cuda"}
+
+
+def test_values_that_dtype_and_device_map_do_not_take(tmp_path):
+    save_pretrained(operated("bert"), tmp_path)
+    for dtype in ("int8", torch.int8, "load", None, 16):
+        with pytest.raises(
+            ValueError, match=r'dtype must be "auto", .* or one of float64, float32, float16, bfloat16; got'
+        ):
+            from_pretrained(tmp_path, dtype=dtype)
+    for device in ("auto", "balanced", {"bert": 0, "classifier": "cpu"}, {"bert": "cpu"}, "cuda:99", 1.5):
+        with pytest.raises(ValueError, match=r"device_map must be one device for the whole model.*dispatch_model"):
+            from_pretrained(tmp_path, device_map=device)
+    with pytest.raises(ValueError, match="device_map is the meta device"):
+        from_pretrained(tmp_path, device_map="meta")
 
 
 class GPT2LMHeadModel(transformers.GPT2LMHeadModel):

@@ -124,6 +124,11 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} in the state dict is a {type(tensor).__name__}; only tensors can be saved.")
+        if hasattr(type(tensor), "__tensor_flatten__"):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}, a quantised or wrapped tensor, which fastff neither saves nor "
+                "loads. Save the model before it is quantised, and quantise it again after loading."
+            )
         found.setdefault(id(tensor), (name, tensor))
     return dict(found.values())
 

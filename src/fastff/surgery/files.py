@@ -66,7 +66,7 @@ def write(
     from safetensors.torch import save_file
 
     folder, beside = Path(directory), beside or {}
-    strange = [name for name, tensor in tensors.items() if tensor.is_meta or not kind_of(tensor)]
+    strange = [f"{n} ({t.dtype} on {t.device})" for n, t in tensors.items() if t.is_meta or not kind_of(t)]
     if strange:
         raise ValueError(f"cannot save {', '.join(strange[:8])}: on the meta device, or of a dtype that is not saved.")
     metadata = {"format": "pt", "fastff": json.dumps(note, sort_keys=True)}

@@ -22,6 +22,7 @@ from .blocks import FORMS, Block
 from .carry import INITS, Init, from_data_
 from .distill import inputs_of
 from .find import Finder, call_name
+from .guard import SaveGuard
 from .report import Replaced, Report, Skipped
 from .specification import MEMORY, SIZES, Specification, check_fit, check_specification, part_at
 
@@ -113,7 +114,7 @@ def replace_(
     exact = init == "dense" and all(r.leaf_width << depth >= r.width for r in replaced)
     exact = exact and not any(block.dropout for block in chosen)
     answers = Answers(model, chosen, example if example is not None else _first(data))
-    undo = commit([*edits, _remember(model, specification)])
+    undo = commit([*edits, *_remember(model, specification)])
     try:
         answers.check(exact)
     except BaseException:
@@ -159,7 +160,7 @@ def plan(model: nn.Module, specification: Specification) -> list["Edit"]:
     for entry in specification:
         check_fit(model, entry)
     edits = [edit for entry in specification for edit in _edits(model, entry, _build(model, entry))]
-    return [*edits, _remember(model, specification)]
+    return [*edits, *_remember(model, specification)]
 
 
 def _check_mode() -> None:
@@ -185,6 +186,9 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"{at} sharded (FSDP, DTensor). Call it before sharding, on the whole model.")
 
 
+_ABSENT = object()  # the value of an attribute that a module does not have itself
+
+
 class Edit(NamedTuple):
     """An attribute of a module, and its new value."""
 
@@ -198,18 +202,29 @@ def commit(edits: list[Edit]) -> list[Edit]:
     undo: list[Edit] = []
     try:
         for edit in edits:
-            undo.insert(0, edit._replace(value=getattr(edit.owner, edit.name, None)))
-            setattr(*edit)
+            own = vars(edit.owner) | edit.owner._modules
+            undo.insert(0, edit._replace(value=own.get(edit.name, _ABSENT)))
+            _set(edit)
     except BaseException:
         for edit in undo:
-            setattr(*edit)
+            _set(edit)
         raise
     return undo
 
 
-def _remember(model: nn.Module, specification: Specification) -> Edit:
+def _set(edit: Edit) -> None:
+    if edit.value is _ABSENT:
+        vars(edit.owner).pop(edit.name, None)
+    else:
+        setattr(*edit)
+
+
+def _remember(model: nn.Module, specification: Specification) -> list[Edit]:
     """What was done to a model stays with it, after what was done before."""
-    return Edit(model, MEMORY, [*(getattr(model, MEMORY, None) or []), *copy.deepcopy(specification)])
+    edits = [Edit(model, MEMORY, [*(getattr(model, MEMORY, None) or []), *copy.deepcopy(specification)])]
+    if hasattr(type(model), "save_pretrained"):
+        edits.append(Edit(model, "save_pretrained", SaveGuard(model)))
+    return edits
 
 
 def _edits(model: nn.Module, entry: Mapping[str, Any], layer: FFF) -> list[Edit]:
