@@ -228,14 +228,36 @@ def test_what_a_config_class_has_for_itself(key, saved, with_config):
 
 
 def test_attributes_of_ones_own(tmp_path):
-    """Words and numbers come back; what could be an address does not, and is in config.json alone."""
+    """Words and numbers come back; what could be an address does not, and is in config.json alone. So is a tokenizer's
+    length without limit, 10**30, which many configs have."""
     model = bert(mine=3, word="a word", listed=[1, 2], teacher="them/model", more={"a": 1}, name_or_path="them/model")
+    model.config.model_max_length = int(1e30)
     save_pretrained(model, tmp_path)
     config = from_pretrained(tmp_path).config
     assert (config.mine, config.word, config.listed) == (3, "a word", [1, 2])
     assert not hasattr(config, "teacher")
     assert not hasattr(config, "more")
     assert json.loads((tmp_path / "config.json").read_text())["teacher"] == "them/model"
+
+
+class OwnConfig(transformers.BertConfig):
+    model_type = "own"
+
+    def __init__(self, table=None, **options):
+        super().__init__(**options)
+        self.table = table or {"a": 1}
+
+
+class OwnModel(transformers.BertForSequenceClassification):
+    config_class = OwnConfig
+
+
+def test_a_config_class_of_ones_own(tmp_path):
+    """What its __init__ takes is a field, a table as well."""
+    model = OwnModel(OwnConfig(**SIZES, vocab_size=50, max_position_embeddings=40, table={"b": 2}))
+    fastff.replace_(model, depth=1)
+    save_pretrained(model, tmp_path)
+    assert from_pretrained(tmp_path, OwnModel).config.table == {"b": 2}
 
 
 def test_numbers_that_only_look_large(tmp_path):

@@ -566,6 +566,35 @@ def test_a_tokenizer_saves_itself_beside(tmp_path):
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("b").input_ids == [1]
 
 
+@pytest.mark.parametrize("renamed", [0, 1, 2])
+def test_a_save_that_fails_between_renamings_leaves_the_old_one(renamed, tmp_path, monkeypatch):
+    """config.json and generation_config.json may be new then. They are not read."""
+    old, new = operated("gpt2"), make("gpt2", seed=5)
+    old.generation_config.top_k, new.generation_config.top_k = 7, 8
+    fastff.replace_(new, depth=1)
+    save_pretrained(old, tmp_path)
+    calls = []
+
+    def replace(*paths, real=os.replace):
+        calls.append(paths)
+        if len(calls) > renamed:
+            raise OSError("power cut")
+        real(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(OSError, match=r"cannot save into .*power cut"):
+            save_pretrained(new, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "fastff.safetensors", "generation_config.json"]
+    loaded = from_pretrained(tmp_path)
+    assert_same(loaded, old)
+    assert loaded.generation_config.top_k == 7
+    save_pretrained(new, tmp_path)
+    assert_same(from_pretrained(tmp_path), new)
+    save_pretrained(operated("bert"), tmp_path)
+    assert not (tmp_path / "generation_config.json").exists()  # that of another model
+
+
 # Files that somebody else wrote. Each case changes what was saved, and says what must be told.
 
 

@@ -7,6 +7,8 @@ that came with it. While the model is built, the Hub is switched off, and module
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import math
 import re
 import threading
@@ -28,7 +30,7 @@ _FOREIGN |= {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbo
 _FOREIGN_ENDS = ("_implementation", "_implementation_internal", "name_or_path", "kernel_config")
 _COUNT = re.compile("layer|block|expert|depth|stage|head|group|label|class|repeat|codebook|level|branch|bottleneck")
 _SIZE = re.compile("size|dim|width|channel|length|window|position|capacity|token|_id$|_ids$|ratio|stride")
-_FREE = re.compile("theta|base|seed")  # numbers that nothing is as large as
+_FREE = re.compile(r"theta$|(^|_)base$|seed$")  # numbers that nothing is as large as
 _DEEPEST, _LONGEST = 12, 10_000  # levels of nesting, characters of a string
 _PLAIN = re.compile(r"[\w .,+=<>()|-]*")  # no path, address or name on the Hub
 _LOADING = threading.RLock()
@@ -169,20 +171,27 @@ def _check_known(config: dict[str, Any], kind: Any) -> None:
             _check_known(value, inner)
 
 
+@functools.cache
+def _fields(kind: Any) -> frozenset[str]:
+    """The names that a class of configs, or a class that it is made of, takes."""
+    names = {name for above in kind.__mro__ for name in inspect.signature(above.__init__).parameters}
+    names |= {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    return frozenset(names - {"self", "args", "kwargs"} | {*kind.sub_configs, *kind.attribute_map, "model_type"})
+
+
 def _known(key: str, value: Any, kind: Any) -> bool:
     """Whether a class of configs has such a field, or the value is plain and the name nothing else of the class."""
-    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
-    own = getattr(kind, key, None)
-    if key in fields or key in kind.sub_configs or key in kind.attribute_map or key == "model_type":
+    if key in _fields(kind):
         return True
+    own = getattr(kind, key, None)
     if key.startswith("__") or (own is not None and not isinstance(own, property | str | int | float)):
         return False
-    values = value if isinstance(value, list) else [value]
     return all(
         other is None
-        or isinstance(other, bool | int | float)
+        or isinstance(other, bool | float)
+        or (isinstance(other, int) and abs(other) < 2**53)
         or (isinstance(other, str) and _PLAIN.fullmatch(other) is not None)
-        for other in values
+        for other in (value if isinstance(value, list) else [value])
     )
 
 

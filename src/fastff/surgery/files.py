@@ -70,7 +70,9 @@ def write(
     if strange:
         raise ValueError(f"cannot save {', '.join(strange[:8])}: on the meta device, or of a dtype that is not saved.")
     metadata = {"format": "pt", "fastff": json.dumps(note, sort_keys=True)}
-    texts = {name: json.dumps(value, indent=2, sort_keys=True) + "\n" for name, value in beside.items() if value}
+    texts = {
+        name: json.dumps(value, indent=2, sort_keys=True) + "\n" for name, value in beside.items() if value is not None
+    }
     whole = _whole(tensors)
     try:
         with _staging(folder) as stage:
