@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import gc
+import io
 import json
 import os
 import pickle
@@ -9,17 +11,21 @@ import re
 import struct
 import subprocess
 import sys
+import warnings
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 import fastff
-from fastff.surgery import checkpoint
+from fastff.surgery import files
 from fastff.surgery.specification import remembered
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
+from safetensors import safe_open  # noqa: E402
+
 from fastff.integrations.transformers import from_pretrained, save_pretrained  # noqa: E402
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50, "pad_token_id": 0}
@@ -135,7 +141,7 @@ def test_tied_weights_stay_tied_and_train(model_class, tmp_path):
     model = operated("gpt2")
     model.generation_config.top_k = 7
     save_pretrained(model, tmp_path)
-    with checkpoint.open_weights(tmp_path, json.loads((tmp_path / "config.json").read_text())["fastff"]) as weights:
+    with files.open_weights(tmp_path) as weights:
         assert "transformer.wte.weight" in weights.header
         assert "lm_head.weight" not in weights.header
     loaded = from_pretrained(tmp_path, model_class and getattr(transformers, model_class))
@@ -338,7 +344,7 @@ def test_an_empty_path_is_not_the_current_directory(tmp_path, monkeypatch):
         save_pretrained(operated("bert"), "")
     assert not list(tmp_path.iterdir())
     fastff.save(feedforward(), ".")
-    assert (tmp_path / "fastff.json").exists()
+    assert (tmp_path / "fastff.safetensors").exists()
 
 
 def test_what_cannot_be_saved(tmp_path):
@@ -367,13 +373,167 @@ def test_what_cannot_be_saved(tmp_path):
         save_pretrained(operated("bert"), there)
 
 
-def test_transformers_own_from_pretrained_is_an_error(tmp_path):
-    """It would draw the dense blocks at random; it finds no file that it reads instead."""
+def test_transformers_own_from_pretrained_names_fastff(tmp_path):
+    """It would draw the dense blocks at random. It said that there is no model.safetensors, and not why."""
     save_pretrained(operated("bert"), tmp_path)
-    for kind in (transformers.BertForSequenceClassification, transformers.AutoModel):
-        with pytest.raises(OSError, match=r"no file named model.safetensors"):
-            kind.from_pretrained(tmp_path)
-    assert transformers.AutoConfig.from_pretrained(tmp_path).fastff["version"] == 1
+    code = (
+        "import sys, transformers\n"
+        "for load in (transformers.BertForSequenceClassification.from_pretrained,"
+        " transformers.AutoModel.from_pretrained,"
+        " lambda path: transformers.pipeline('text-classification', model=path)):\n"
+        "    try: load(sys.argv[1])\n"
+        "    except (OSError, ValueError) as error:"
+        " assert 'load it with fastff.integrations.transformers.from_pretrained' in str(error), error\n"
+        "    else: raise SystemExit('it loaded')\n"
+        "assert transformers.AutoConfig.from_pretrained(sys.argv[1]).hidden_size == 16\n"
+        "assert 'fastff' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+GUARDED = r"does not know of the FFF layers that fastff has put .*fastff.integrations.transformers.save_pretrained\("
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [lambda model: model, copy.deepcopy, lambda m: copy.deepcopy(nn.Sequential(m))[0], lambda m: pickled(m), copy.copy],
+    ids=["itself", "deepcopy", "deepcopy of a larger one", "torch.save", "copy"],
+)
+def test_transformers_own_save_pretrained_warns(copied, tmp_path):
+    """What it writes, from_pretrained loads with random dense blocks. It still writes, for a Trainer's checkpoints."""
+    first = operated("bert")
+    model = copied(first)
+    with torch.no_grad():
+        model.classifier.bias.fill_(7.0)
+    with pytest.warns(UserWarning, match=GUARDED):
+        model.save_pretrained(tmp_path)
+    state = safetensors_torch.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(state["classifier.bias"], torch.full((2,), 7.0))
+    assert torch.equal(state[f"{FC1}.node_weight"], first.state_dict()[f"{FC1}.node_weight"])
+    save_pretrained(model, tmp_path / "ours")
+    assert_same(from_pretrained(tmp_path / "ours"), model)
+    loaded = from_pretrained(tmp_path / "ours")
+    with pytest.warns(UserWarning, match=GUARDED):
+        loaded.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=GUARDED):
+        from_pretrained(tmp_path / "ours").save_pretrained(tmp_path)  # nothing refers to the model any more
+
+
+def pickled(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+
+
+def test_a_surgery_that_was_undone_leaves_no_warning(tmp_path, monkeypatch):
+    model = make("bert")
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    monkeypatch.setattr("fastff.surgery.answers.Answers.check", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fastff.replace_(model, depth=1)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.save_pretrained(tmp_path)
+
+
+def test_the_warning_keeps_no_model_in_memory():
+    """A reference to the model from itself would keep it, and its GPU memory, until the collector comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = type("Kind", (nn.Sequential,), {"save_pretrained": lambda self, path: None})(Feedforward())
+        fastff.replace_(model, depth=1)
+        gone = weakref.ref(model)
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+class Quantized(torch.Tensor):
+    """As torchao makes them: a tensor that has its numbers in another one, and no storage of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        raise NotImplementedError(f"{function} on a quantised tensor")
+
+
+def test_quantised_tensors_are_named(tmp_path):
+    """torchao's quantize_ changes the linear layers and leaves the FFF layers; saving died deep inside safetensors."""
+    model = operated("bert")
+    model.classifier.weight = nn.Parameter(Quantized(model.classifier.weight.detach()), requires_grad=False)
+    told = (
+        r"classifier.weight is a Quantized, a quantised .* Save the model before it is quantised, and quantise it again"
+    )
+    for save in (fastff.save, save_pretrained):
+        with pytest.raises(TypeError, match=told):
+            save(model, tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", torch.float64, "float16"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_dtype(family, dtype, tmp_path):
+    """As a model of that dtype, its rotary frequencies and temperatures in float32 at least."""
+    model = operated(family)
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path, dtype=dtype)
+    wanted = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    assert loaded.dtype == loaded.config.dtype == wanted
+    assert outputs(loaded).dtype == wanted
+    for name, tensor in loaded.state_dict().items():
+        wide = name.endswith("_temperature") and wanted in (torch.float16, torch.bfloat16)
+        assert tensor.dtype == (torch.float32 if wide else wanted), name
+        assert torch.equal(tensor, model.state_dict()[name].to(tensor.dtype)), name
+    if family == "llama":
+        assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+    if family == "gpt2":
+        assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    assert from_pretrained(tmp_path, dtype="auto").dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu"), {"": "cpu"}])
+def test_device_map(device, tmp_path):
+    model = operated("bert")
+    save_pretrained(model, tmp_path)
+    assert_same(from_pretrained(tmp_path, device_map=device), model)
+
+
+@pytest.mark.gpu
+def test_device_map_of_a_gpu(tmp_path):
+    model = operated("llama")
+    save_pretrained(model, tmp_path)
+    for device in ("cuda", "cuda:0", 0, {"": 0}):
+        loaded = from_pretrained(tmp_path, dtype="bfloat16", device_map=device)
+        assert {tensor.device.type for tensor in [*loaded.parameters(), *loaded.buffers()]} == {"cuda"}
+
+
+def test_values_that_dtype_and_device_map_do_not_take(tmp_path):
+    save_pretrained(operated("bert"), tmp_path)
+    for dtype in ("int8", torch.int8, "load", None, 16):
+        with pytest.raises(
+            ValueError, match=r'dtype must be "auto", .* or one of float64, float32, float16, bfloat16; got'
+        ):
+            from_pretrained(tmp_path, dtype=dtype)
+    for device in ("auto", "balanced", {"bert": 0, "classifier": "cpu"}, {"bert": "cpu"}, "cuda:99", 1.5):
+        with pytest.raises(ValueError, match=r"device_map must be one device for the whole model.*dispatch_model"):
+            from_pretrained(tmp_path, device_map=device)
+    with pytest.raises(ValueError, match="device_map is the meta device"):
+        from_pretrained(tmp_path, device_map="meta")
 
 
 class GPT2LMHeadModel(transformers.GPT2LMHeadModel):
@@ -406,12 +566,12 @@ def test_a_tokenizer_saves_itself_beside(tmp_path):
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("b").input_ids == [1]
 
 
-@pytest.mark.parametrize("renamed", [None, 0, 1, 2])
-def test_a_save_that_fails_leaves_the_old_one(renamed, tmp_path, monkeypatch):
-    """While it writes, or at any of the three renamings: then either all of the old save loads or the load is refused;
-    a mixture is not loaded."""
+@pytest.mark.parametrize("renamed", [0, 1, 2])
+def test_a_save_that_fails_between_renamings_leaves_the_old_one(renamed, tmp_path, monkeypatch):
+    """config.json and generation_config.json may be new then. They are not read."""
     old, new = operated("gpt2"), make("gpt2", seed=5)
-    fastff.replace_(new, depth=2)
+    old.generation_config.top_k, new.generation_config.top_k = 7, 8
+    fastff.replace_(new, depth=1)
     save_pretrained(old, tmp_path)
     calls = []
 
@@ -421,57 +581,62 @@ def test_a_save_that_fails_leaves_the_old_one(renamed, tmp_path, monkeypatch):
             raise OSError("power cut")
         real(*paths)
 
-    def write(*args, **options):
-        raise OSError("disk full")
-
-    if renamed is None:
-        monkeypatch.setattr(safetensors_torch, "save_file", write)
-    else:
-        monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(OSError, match=r"disk full|power cut"):
-        save_pretrained(new, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(OSError, match=r"cannot save into .*power cut"):
+            save_pretrained(new, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "fastff.safetensors", "generation_config.json"]
-    if not renamed:
-        assert_same(from_pretrained(tmp_path), old)
-    else:
-        with pytest.raises(ValueError, match="not of the same save"):
-            from_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert_same(loaded, old)
+    assert loaded.generation_config.top_k == 7
+    save_pretrained(new, tmp_path)
+    assert_same(from_pretrained(tmp_path), new)
+    save_pretrained(operated("bert"), tmp_path)
+    assert not (tmp_path / "generation_config.json").exists()  # that of another model
 
 
 # Files that somebody else wrote. Each case changes what was saved, and says what must be told.
 
 
-def reweigh(change):
-    """The weights, changed, with the token that they had."""
+def unpack(folder):
+    """The note and the tensors of a save."""
+    path = folder / "fastff.safetensors"
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["fastff"]), safetensors_torch.load_file(path)
 
-    def edit(folder, config):
-        path = folder / "fastff.safetensors"
-        tensors = safetensors_torch.load_file(path)
+
+def pack(folder, note, tensors):
+    metadata = {"fastff": note if isinstance(note, str) else json.dumps(note)}
+    safetensors_torch.save_file(tensors, folder / "fastff.safetensors", metadata=metadata)
+
+
+def reweigh(change):
+    def edit(folder, note, tensors):
         change(tensors)
-        token = config["fastff"]["token"] if isinstance(config.get("fastff"), dict) else ""
-        safetensors_torch.save_file(tensors, path, metadata={"fastff": token})
 
     return edit
 
 
 def note(**values):
-    return lambda folder, config: config["fastff"].update(values)
+    return lambda folder, note, tensors: note.update(values)
 
 
 def entry(**values):
-    return lambda folder, config: config["fastff"]["specification"][0].update(values)
+    return lambda folder, note, tensors: note["specification"][0].update(values)
 
 
 def configured(**values):
-    return lambda folder, config: config.update(values)
+    return lambda folder, note, tensors: note["config"].update(values)
 
 
 def bytes_of(change):
-    def edit(folder, config):
+    """What is done to the file when it has been written again."""
+
+    def after(folder):
         path = folder / "fastff.safetensors"
         path.write_bytes(change(path.read_bytes()))
 
-    return edit
+    return lambda folder, note, tensors: after
 
 
 class Trap:
@@ -481,13 +646,16 @@ class Trap:
         return (os.mkdir, ("sprung",))
 
 
-def only_pickle(folder, config):
-    (folder / "fastff.safetensors").rename(folder / "pytorch_model.bin")
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+def only_pickle(folder, note, tensors):
+    def after(folder):
+        (folder / "fastff.safetensors").rename(folder / "pytorch_model.bin")
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+
+    return after
 
 
-def twice(folder, config):
-    config["fastff"]["specification"].append(config["fastff"]["specification"][0])
+def twice(folder, note, tensors):
+    note["specification"].append(note["specification"][0])
 
 
 FC1 = "bert.encoder.layer.0.intermediate.dense"
@@ -495,7 +663,7 @@ ACT = "bert.encoder.layer.0.intermediate.intermediate_act_fn"
 FC2 = "bert.encoder.layer.0.output.dense"
 HOSTILE = {
     "a pickle under our name": (bytes_of(lambda b: pickle.dumps(Trap())), "not a whole safetensors file"),
-    "only a pickle": (only_pickle, r"not there. There is pytorch_model.bin; .* never a pickle"),
+    "only a pickle": (only_pickle, r"not there: there is pytorch_model.bin. .* never a pickle"),
     "truncated": (bytes_of(lambda b: b[:-1]), "not a whole safetensors file"),
     "truncated header": (bytes_of(lambda b: b[:20]), "not a whole safetensors file"),
     "empty": (bytes_of(lambda b: b""), "not a whole safetensors file"),
@@ -523,12 +691,14 @@ HOSTILE = {
         r"leaf_in_bias of shape \(4, 12\); the file has none",
     ),
     "additional tensor": (reweigh(lambda t: t.update(more=torch.ones(1))), "more is not in the model"),
-    "no surgery": (lambda folder, config: config.pop("fastff"), "has no surgery in it"),
-    "surgery that is no dict": (configured(fastff=[1]), "has no note of a surgery"),
-    "unknown version": (note(version=2), "format version 2; this is fastff for version 1"),
+    "no surgery": (lambda folder, note, tensors: note.clear(), "has no note of a surgery"),
+    "unknown version": (note(version=3), "format version 3; this is fastff for version 2"),
     "version of another type": (note(version=True), "format version True"),
     "unknown key": (note(run="rm"), "note of a surgery that fastff did not write: .*run"),
-    "token of another save": (note(token="0"), "not of the same save"),
+    "no config": (note(config=None), r"has no config: fastff.save wrote it. .*fastff.load_\(model, "),
+    "config that is no object": (note(config=[1]), "has no config"),
+    "generation config that is no object": (note(generation_config=[1]), "generation config must be a JSON object"),
+    "generation config with code": (note(generation_config={"custom_generate": "e/c"}), "has custom_generate = 'e/c'"),
     "specification that is no list": (note(specification={"a": 1}), "a list of dicts"),
     "specification of strings": (note(specification=["a"]), "a list of dicts"),
     "empty specification": (note(specification=[]), "replaces nothing"),
@@ -601,13 +771,17 @@ HOSTILE = {
     ),
     "unknown model type": (configured(model_type="evil"), "that of a 'evil'"),
     "dtype": (configured(dtype="load"), "must have a floating-point dtype; got 'load'"),
-    "larger config": (configured(hidden_size=2**40), "config.json does not make a Bert"),
+    "larger config": (configured(hidden_size=2**40), "hidden_size = 1099511627776; with a file of"),
     "large vocabulary": (
         configured(vocab_size=2**40),
+        r"vocab_size = 1099511627776; with a file of 47 tensors and \d+",
+    ),
+    "larger vocabulary": (
+        configured(vocab_size=2**19),
         r"word_embeddings.weight has the shape \(50, 16\), in the model",
     ),
-    "a billion layers": (configured(num_hidden_layers=10**9), "num_hidden_layers = 1000000000, more than the file has"),
-    "text as a size": (configured(hidden_size="x"), "config.json does not make a Bert"),
+    "a billion layers": (configured(num_hidden_layers=10**9), "num_hidden_layers = 1000000000; with a file of"),
+    "text as a size": (configured(hidden_size="x"), "the config does not make a Bert"),
 }
 
 
@@ -615,19 +789,19 @@ HOSTILE = {
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     save_pretrained(operated("bert"), folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return folder
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_refused(case, saved, tmp_path, monkeypatch):
     folder = tmp_path / "saved"
     folder.mkdir()
-    for name, content in saved.items():
-        (folder / name).write_bytes(content)
-    config = json.loads(saved["config.json"])
+    note, tensors = unpack(saved)
     change, told = HOSTILE[case]
-    change(folder, config)
-    (folder / "config.json").write_text(json.dumps(config))
+    after = change(folder, note, tensors)
+    pack(folder, note, tensors)
+    if after is not None:
+        after(folder)
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=told) as caught:
         from_pretrained(folder)
@@ -635,19 +809,19 @@ def test_refused(case, saved, tmp_path, monkeypatch):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("text", ["[]", "1", "{", '{"fastff": {}, "fastff": {}}', "[" * 100000, "\udcff"])
-def test_a_config_that_is_no_object(text, tmp_path):
-    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"is not JSON as fastff writes it|must hold a JSON object"):
+@pytest.mark.parametrize("text", ["[]", "1", "{", '{"version": 2, "version": 2}', "[" * 100000, "9" * 5000, ""])
+def test_a_note_that_is_no_object(text, saved, tmp_path):
+    pack(tmp_path, text, unpack(saved)[1])
+    with pytest.raises(ValueError, match=r"is not JSON as fastff writes it|must have a JSON object"):
         from_pretrained(tmp_path)
 
 
 def test_where_there_is_nothing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere is not a directory.*snapshot_download"):
         from_pretrained("nowhere")
-    with pytest.raises(FileNotFoundError, match=r"config.json is not there"):
+    with pytest.raises(FileNotFoundError, match=r"fastff.safetensors is not there: .* is no directory into which"):
         from_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"fastff.json is not there"):
+    with pytest.raises(FileNotFoundError, match=r"fastff.safetensors is not there"):
         fastff.load_(encoder(), tmp_path)
     save_pretrained(operated("bert"), tmp_path)
     with pytest.raises(TypeError, match="model_class must be a model class of transformers"):
@@ -676,7 +850,7 @@ def test_an_error_while_reading_leaves_the_model_as_it_was(tmp_path, monkeypatch
     model = encoder()
     fastff.replace_(model, depth=2)
     fastff.save(model, tmp_path)
-    real = checkpoint.Saved.tensors
+    real = files.Saved.tensors
 
     def some(self, fresh):
         for count, pair in enumerate(real(self, fresh)):
@@ -684,7 +858,7 @@ def test_an_error_while_reading_leaves_the_model_as_it_was(tmp_path, monkeypatch
                 raise OSError("disk")
             yield pair
 
-    monkeypatch.setattr(checkpoint.Saved, "tensors", some)
+    monkeypatch.setattr(files.Saved, "tensors", some)
     fresh = encoder()
     before, keys = copy.deepcopy(fresh.state_dict()), list(fresh.state_dict())
     with pytest.raises(OSError, match="disk"):
@@ -700,10 +874,14 @@ def test_a_config_that_asks_for_large_buffers(tmp_path):
     fastff.replace_(model, depth=1)
     save_pretrained(model, tmp_path)
     assert_same(from_pretrained(tmp_path), model)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"n_positions": 2**36}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"asks for transformer.h.0.attn.embed_positions of \d+ bytes"):
-        from_pretrained(tmp_path)
+    note, tensors = unpack(tmp_path)
+    for values, told in (
+        ({"n_positions": 2**36}, "n_positions = 68719476736; with a file of"),
+        ({"n_positions": 2**20, "rotary_dim": 512}, r"asks for transformer.h.0.attn.embed_positions of \d+ bytes"),
+    ):
+        pack(tmp_path, note | {"config": note["config"] | values}, tensors)
+        with pytest.raises(ValueError, match=told):
+            from_pretrained(tmp_path)
 
 
 def test_nan_is_a_number_like_any_other(tmp_path):

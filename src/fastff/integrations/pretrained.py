@@ -4,15 +4,16 @@
     save_pretrained(model, "directory")
     model = from_pretrained("directory")
 
-config.json is the model's own, with the note of the surgery under "fastff"; the rest is as in surgery/checkpoint.py.
-The way back is config -> model -> surgery -> weights. It is gone on the meta device first, where a model has shapes
-and no memory; only when every tensor in the file fits is it gone again for good.
+The config is in the note in the header of fastff.safetensors, so that one file decides; the rest is as in
+surgery/checkpoint.py. config.json and generation_config.json lie beside it for people and other programs, and are not
+read. The way back is config -> model -> surgery -> weights. It is gone on the meta device first, where a model has
+shapes and no memory; only when every tensor in the file fits is it gone again for good. What a config may hold is in
+configs.py.
 """
 
 import copy
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +21,24 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel
 
-from ..surgery.checkpoint import (
-    check_directory,
-    check_note,
-    check_sizes,
-    compare,
-    kind_of,
-    note_of,
-    open_weights,
-    read_json,
-    tensors_of,
-    write,
-)
+from ..surgery.checkpoint import check_note, check_sizes, compare, note_of, tensors_of
+from ..surgery.files import Header, check_directory, kind_of, open_weights, write
 from ..surgery.replace import apply_
 from ..surgery.specification import Specification
+from .configs import DTYPES, check_config, check_generation, cleaned, guarded
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _OTHER_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json", "adapter_model.*")
-# What makes transformers fetch code or weights from elsewhere, or build something else than the class says.
-_FOREIGN = ("auto_map", "custom_pipelines", "quantization_config", "use_pretrained_backbone")
+# transformers looks for the file of this name, and says so when it is not there.
+_HINT = "fastff wrote this directory: load it with fastff.integrations.transformers.from_pretrained"
 
 
 def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -> None:
     """Write a Hugging Face model that `replace_` has operated on into a directory, for `from_pretrained` below.
 
-    config.json, with the surgery in it, generation_config.json and fastff.safetensors are written; a tokenizer may save
-    itself beside them. An older save there stays as it was until the new one is complete. That the model will load is
-    checked before anything is written.
+    fastff.safetensors has all that is loaded: one rename puts it in its place, so that the directory has either the
+    older save or the new one, at any time. config.json and generation_config.json are written for other programs; a
+    tokenizer may save itself beside them. That the model will load is checked before anything is written.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -54,82 +46,127 @@ def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -
         )
     check_directory(directory)
     note, tensors = note_of(model), tensors_of(model)
-    config = json.loads(model.config.to_json_string())
-    config = {key: value for key, value in config.items() if key not in ("auto_map", "custom_pipelines")}
+    header = {name: (kind_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
     name = type(model).__name__
     if getattr(transformers, name, None) is not type(model):
         name = f"{type(model).__module__}.{name}"  # for the reader: it is not looked for when the model is loaded
-    config |= {"architectures": [name], "dtype": str(model.dtype).removeprefix("torch.")}
+    written = json.loads(model.config.to_json_string())
+    written |= {"architectures": [name], "dtype": str(model.dtype).removeprefix("torch.")}
+    config = cleaned(written, type(model.config))
     if others := [path.name for pattern in _OTHER_WEIGHTS for path in Path(directory).glob(pattern)]:
         raise FileExistsError(
             f"{os.fspath(directory)} has weights of another model: {', '.join(others[:4])}. Choose an empty directory: "
             "transformers would load those under the new config.json."
         )
-    _check_config(config)
-    header = {name: (kind_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    check_config(config, type(model.config), header)
     try:
-        compare(_build(type(model), config, note["specification"], "meta"), header)
+        compare(_build(type(model), config, note["specification"], "meta", header), header)
     except ValueError as error:
         raise ValueError(
             f"{type(model).__name__} would not load again: a fresh one of its config, operated on in the same way, is "
             f"something else. Was it changed in another way too? {error}"
         ) from None
-    texts = {CONFIG: config | {"fastff": note}}
+    generation = None
     if model.can_generate() and model.generation_config is not None:
-        texts = {GENERATION: json.loads(model.generation_config.to_json_string())} | texts
-    write(directory, tensors, note, texts)
+        generation = json.loads(model.generation_config.to_json_string())
+        check_generation(generation)
+    note |= {"config": config, "generation_config": generation}
+    write(directory, tensors, note, {CONFIG: written | {"transformers_weights": _HINT}, GENERATION: generation})
 
 
-def from_pretrained(directory: str | os.PathLike[str], model_class: Any = None) -> Any:
-    """The model that `save_pretrained` wrote, in evaluation mode, on the CPU.
+def from_pretrained(
+    directory: str | os.PathLike[str],
+    model_class: Any = None,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device_map: Any = None,
+) -> Any:
+    """The model that `save_pretrained` wrote, in evaluation mode.
 
     Args:
         model_class: by default the class that was saved, which must be one of transformers. For others pass the class
             itself; one of transformers' Auto classes is welcome too.
+        dtype: of the floating-point tensors, as torch.bfloat16 or "bfloat16"; "auto" is as saved.
+        device_map: where the model goes, all of it: a device, as "cuda:0" or 0. By default the CPU.
 
-    Loading is strict, and runs no code that comes with the files: an error says what does not fit.
+    Loading is strict, opens no connection, and runs no code that comes with the files: an error says what does not fit.
+    While it builds the model, the Hub is offline for the whole process.
     """
     folder = Path(directory)
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder} is not a directory. For a model on the Hub, fetch it first: huggingface_hub.snapshot_download."
         )
-    config = read_json(folder / CONFIG)
-    if "fastff" not in config:
-        raise ValueError(f"{folder / CONFIG} has no surgery in it. Load it with transformers' own from_pretrained.")
-    note = config.pop("fastff")
-    specification = check_note(note, CONFIG)
-    _check_config(config)
-    chosen = _class(config) if model_class is None else model_class
-    with open_weights(folder, note) as weights:
-        check_sizes(specification, weights.header)
-        _check_counts(config, len(weights.header))
-        shapes = _build(chosen, config, specification, "meta")
-        compare(shapes, weights.header)
+    wanted, device = _dtype(dtype), _device(device_map)
+    with open_weights(folder) as saved:
+        specification, header = check_note(saved.note, str(saved.path)), saved.header
+        config, generation = saved.note.get("config"), saved.note.get("generation_config")
+        if not isinstance(config, dict):
+            raise ValueError(
+                f"{saved.path} has no config: fastff.save wrote it. Build the model, and call fastff.load_(model, "
+                f"{os.fspath(directory)!r})."
+            )
+        check_sizes(specification, header)
+        chosen = _class(config) if model_class is None else model_class
+        check_config(config, _config_class(chosen, config), header)
+        if generation is not None:
+            check_generation(generation)
+        shapes = _build(chosen, config, specification, "meta", header)
+        compare(shapes, header)
         _check_buffers(shapes)
-        values = read_json(folder / GENERATION) if (folder / GENERATION).exists() else None
-        generation = None if values is None else GenerationConfig.from_dict(values)
+        config = config if wanted is None else config | {"dtype": wanted}
         model = _build(chosen, config, specification, "cpu")
-        for own, tensor in weights.tensors(model):
-            own.data = tensor
+        for own, tensor in saved.tensors(model):
+            own.data = tensor if wanted is None else tensor.to(own.dtype)
     if generation is not None and model.can_generate():
-        model.generation_config = generation
-    return model.eval()
+        model.generation_config = GenerationConfig.from_dict(generation)
+    return model.to(device).eval()
 
 
-def _build(model_class: Any, config: dict[str, Any], specification: Specification, device: str) -> Any:
-    """A fresh model of a config, operated on; the random generators are left as they were."""
+def _dtype(dtype: Any) -> str | None:
+    """The name of a dtype; None for the one that was saved."""
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else None
+    if name != "auto" and name not in DTYPES:
+        raise ValueError(
+            f'dtype must be "auto", for the one that was saved, or one of {", ".join(DTYPES)}; got {dtype!r}.'
+        )
+    return None if name == "auto" else name
+
+
+def _device(device_map: Any) -> torch.device:
+    """The device that a device_map means, if it is one for the whole model."""
+    place: Any = "cpu" if device_map is None else device_map
+    place = place.get("") if isinstance(place, dict) and len(place) == 1 else place
+    try:
+        device = torch.device(place)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        told = str(error).splitlines()[0]
+        raise ValueError(
+            f'device_map must be one device for the whole model, as "cpu", "cuda:0", 0, torch.device("cuda") or '
+            f'{{"": 0}}; got {device_map!r} ({told}). To spread a model, load it and call accelerate.dispatch_model.'
+        ) from None
+    if device.type == "meta":
+        raise ValueError("device_map is the meta device, where a model has no weights. Pass a device that has memory.")
+    return device
+
+
+def _build(
+    model_class: Any, config: dict[str, Any], specification: Specification, device: str, header: Header | None = None
+) -> Any:
+    """A fresh model of a config, operated on; the random generators are left as they were. With a header, it is built
+    only as far as a file with those tensors can fit."""
     kind, values = _config_class(model_class, config), copy.deepcopy(config)
     with torch.random.fork_rng([]):
         try:
-            with torch.device(device):
+            with torch.device(device), guarded(None if header is None else len(header)):
                 if issubclass(model_class, PreTrainedModel):
                     model = model_class._from_config(kind.from_dict(values))
                 else:
                     model = model_class.from_config(kind.from_dict(values), trust_remote_code=False)
         except Exception as error:  # transformers' own code, on values that may be anything
             told = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ValueError(f"{CONFIG} does not make a {model_class.__name__} ({told}).") from error
+            raise ValueError(f"the config does not make a {model_class.__name__} ({told}).") from error
         apply_(model, specification)
     return model
 
@@ -140,7 +177,7 @@ def _config_class(model_class: Any, config: dict[str, Any]) -> Any:
     if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
         kind: Any = model_class.config_class
         if kind is None or written != kind.model_type:
-            raise ValueError(f"{CONFIG} is that of a {written!r:.80}, which {model_class.__name__} is not.")
+            raise ValueError(f"the config is that of a {written!r:.80}, which {model_class.__name__} is not.")
         return kind
     if not isinstance(model_class, type) or not hasattr(model_class, "from_config"):
         raise TypeError(
@@ -148,7 +185,7 @@ def _config_class(model_class: Any, config: dict[str, Any]) -> Any:
         )
     if not isinstance(written, str) or written not in CONFIG_MAPPING:
         raise ValueError(
-            f"{CONFIG} is that of a {written!r:.80}, which transformers does not know. Pass the model class."
+            f"the config is that of a {written!r:.80}, which transformers does not know. Pass the model class."
         )
     return CONFIG_MAPPING[written]
 
@@ -160,49 +197,17 @@ def _class(config: dict[str, Any]) -> type[PreTrainedModel]:
     found = getattr(transformers, name, None) if name is not None and name.isidentifier() else None
     if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
         raise ValueError(
-            f"{CONFIG} names {names!r:.80} as architectures, where one model class of transformers is expected. Pass "
+            f"the config names {names!r:.80} as architectures, where one model class of transformers is expected. Pass "
             "the class: from_pretrained(directory, MyModel)."
         )
     return found
-
-
-def _check_config(config: dict[str, Any]) -> None:
-    """Raise where a config asks for more than the class that it is for."""
-    for key, value in _items(config):
-        if (key in _FOREIGN and value) or (key.endswith("_implementation") and value is not None):
-            raise ValueError(
-                f"{CONFIG} has {key} = {value!r:.80}, which may fetch code or weights from elsewhere, or change what "
-                "the model is made of; fastff neither saves nor loads such models."
-            )
-    if config.get("dtype") not in ("float64", "float32", "float16", "bfloat16"):
-        raise ValueError(f"{CONFIG} must have a floating-point dtype; got {config.get('dtype')!r:.80}.")
-
-
-def _check_counts(config: dict[str, Any], tensors: int) -> None:
-    """Raise where a config asks for many more layers than a file of so many tensors can have: building them takes time,
-    even on the meta device."""
-    for key, value in _items(config):
-        if (
-            any(word in key for word in ("layer", "block", "expert"))
-            and isinstance(value, int)
-            and value > 1000 + tensors
-        ):
-            raise ValueError(f"{CONFIG} has {key} = {value}, more than the file has tensors ({tensors}).")
 
 
 def _check_buffers(model: PreTrainedModel) -> None:
     """Raise where the tensors that are computed anew, and are in no file, would be huge."""
     saved = model.state_dict()
     sizes = {name: buffer.nbytes for name, buffer in model.named_buffers() if name not in saved}
-    limit = 2**30 + sum(tensor.nbytes for tensor in saved.values())
+    limit = 2**26 + sum(tensor.nbytes for tensor in saved.values())
     if sum(sizes.values()) > limit:
         most = max(sizes, key=lambda name: sizes[name])
-        raise ValueError(f"{CONFIG} asks for {most} of {sizes[most]} bytes, which is not in the file of weights.")
-
-
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """All names in JSON, at any depth, and what they stand for."""
-    if isinstance(value, dict):
-        yield from value.items()
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _items(inner)
+        raise ValueError(f"the config asks for {most} of {sizes[most]} bytes, which is not in the file of weights.")

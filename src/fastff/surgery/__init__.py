@@ -2,7 +2,7 @@
 
 find.py and trace.py find and verify, blocks.py says what a block is, carry.py and leaves.py carry weights over,
 replace.py changes the model, distill.py and teach.py train it further, undo.py takes back what a failed call did,
-report.py tells what was done, specification.py and checkpoint.py write it down and check it when it is read.
+report.py tells what was done, specification.py, checkpoint.py and files.py write it down and check it when it is read.
 """
 
 from .blocks import Block

@@ -23,6 +23,7 @@ from .blocks import FORMS, Block
 from .carry import INITS, Init, from_data_
 from .distill import inputs_of
 from .find import Finder, call_name
+from .guard import SaveGuard
 from .leaves import FEW, hold_out, missed
 from .report import HELD_OUT, Replaced, Report, Skipped
 from .specification import MEMORY, SIZES, Specification, check_fit, check_specification, part_at
@@ -159,7 +160,7 @@ def _operate(
     exact = init == "dense" and all(r.leaf_width << r.depth >= r.width for r in replaced)
     exact = exact and not any(block.dropout for block in chosen)
     answers = Answers(model, chosen, example if example is not None else _first(data))
-    commit([*edits, _remember(model, entries)])
+    commit([*edits, *_remember(model, entries)])
     answers.check(exact)
     dense = sum(block.width for block in chosen)
     fast = sum(entry["depth"] * entry["node_width"] + entry["leaf_width"] for entry in entries)
@@ -208,7 +209,7 @@ def plan(model: nn.Module, specification: Specification) -> list["Edit"]:
     for entry in specification:
         check_fit(model, entry)
     edits = [edit for entry in specification for edit in _edits(model, entry, _build(model, entry))]
-    return [*edits, _remember(model, specification)]
+    return [*edits, *_remember(model, specification)]
 
 
 def _check_mode() -> None:
@@ -234,40 +235,26 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"{at} sharded (FSDP, DTensor). Call it before sharding, on the whole model.")
 
 
-_ABSENT = object()
-
-
 class Edit(NamedTuple):
-    """An attribute of a module, and its new value; _ABSENT deletes it."""
+    """An attribute of a module, and its new value."""
 
     owner: nn.Module
     name: str
     value: Any
 
-    def make(self) -> None:
-        if self.value is not _ABSENT:
-            setattr(*self)
-        elif hasattr(self.owner, self.name):
-            delattr(self.owner, self.name)
+
+def commit(edits: list[Edit]) -> None:
+    """Make the changes, within an `Undo`."""
+    for edit in edits:
+        setattr(*edit)
 
 
-def commit(edits: list[Edit]) -> list[Edit]:
-    """Make the changes, all of them or none; returns those that take them back."""
-    undo: list[Edit] = []
-    try:
-        for edit in edits:
-            undo.insert(0, edit._replace(value=getattr(edit.owner, edit.name, _ABSENT)))
-            edit.make()
-    except BaseException:
-        for edit in undo:
-            edit.make()
-        raise
-    return undo
-
-
-def _remember(model: nn.Module, specification: Specification) -> Edit:
+def _remember(model: nn.Module, specification: Specification) -> list[Edit]:
     """What was done to a model stays with it, after what was done before."""
-    return Edit(model, MEMORY, [*(getattr(model, MEMORY, None) or []), *copy.deepcopy(specification)])
+    edits = [Edit(model, MEMORY, [*(getattr(model, MEMORY, None) or []), *copy.deepcopy(specification)])]
+    if hasattr(type(model), "save_pretrained"):
+        edits.append(Edit(model, "save_pretrained", SaveGuard(model)))
+    return edits
 
 
 def _edits(model: nn.Module, entry: Mapping[str, Any], layer: FFF) -> list[Edit]:
