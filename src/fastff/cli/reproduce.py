@@ -109,13 +109,14 @@ def reproduce(
             )
         except engines.SomeFailed as error:
             results, failed = error.results, True
-            told = f"{len(error.failures)} trainings failed, as told above. All others are stored."
+            failures = "1 training" if error.count == 1 else f"{error.count} trainings"
+            told = f"{failures} failed, as told above. All others are stored."
             errors.print(told, style="red", soft_wrap=True)
         except ModuleNotFoundError as error:
             raise typer.BadParameter(str(error)) from None
     if format == "json":
         print(json.dumps(summary.rows(results), indent=2))
-    else:
+    elif results:
         show(experiment, chosen.title, results)
     if failed:
         raise typer.Exit(1)
