@@ -221,6 +221,19 @@ def test_help_lists_what_the_docs_say():
     assert told == {"plan", *(f"bench {name}" for name in experiments)}
 
 
+@pytest.mark.parametrize("command", ["", "bench", "bench size", "bench table1", "plan", "reproduce", "report"])
+def test_help_is_short_for_every_command(command):
+    short, long = fastff_(f"{command} -h"), fastff_(f"{command} --help")
+    assert short.exit_code == 0
+    assert short.stdout == long.stdout
+    assert "-h" in short.stdout
+
+
+def test_the_version():
+    done = fastff_("--version")
+    assert (done.exit_code, done.stdout) == (0, f"fastff {fastff.__version__}\n")
+
+
 def test_the_module_is_the_command():
     run = subprocess.run([sys.executable, "-m", "fastff", "--help"], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
@@ -232,7 +245,7 @@ def test_without_typer_one_line_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; import fastff.cli; fastff.cli.main()"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 1
-    assert run.stderr == 'The command line of fastff needs typer: pip install "fastff[cli]"\n'
+    assert run.stderr == 'The command line of fastff needs typer: pip install ".[cli]" in a checkout of fastff\n'
 
 
 def test_importing_the_layers_imports_no_command_line():

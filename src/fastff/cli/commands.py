@@ -14,11 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .. import __version__
 from .. import bench as core
 from ..activations import GATED, PLAIN
 from ..bench import presets
 from ..bench import rows as store
 from ..bench.case import DEVICES, DTYPES, Case
+from ..extras import install
 from ..plan import plan as make_plan
 from . import reproduce, tables
 from .flags import Commit, a_device, among, bad_flags, microseconds, numbers, one, words
@@ -34,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench = typer.Typer(
     help="Inference times of FF, MoE and FFF on the same weights. Every output is checked against float64 before its "
@@ -41,6 +44,23 @@ bench = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(bench, name="bench")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fastff {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="the version of fastff", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(reproduce.report)
 
@@ -202,7 +222,7 @@ def plot(
         with bad_flags():
             written = draw(store.read(file), output)
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f'figures need {error.name}: pip install "fastff[cli]"') from None
+        raise typer.BadParameter(f"figures need {error.name}: {install('cli')}") from None
     if not written:
         raise typer.BadParameter(f"{file} has no model with times at three depths or more: nothing to draw.")
     for path in written:

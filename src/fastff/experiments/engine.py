@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..extras import install
 from .case import Case, Result, name_of
 from .checkpoint import Damaged
 from .divergence import Diverged
@@ -290,7 +291,7 @@ class _Ray:
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise
-            raise ModuleNotFoundError('engine ray needs ray: pip install "fastff[ray]"', name="ray") from None
+            raise ModuleNotFoundError(f"engine ray needs ray: {install('ray')}", name="ray") from None
         self._ray: Any = ray
         if not ray.is_initialized():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)  # the cluster of RAY_ADDRESS, or one made here

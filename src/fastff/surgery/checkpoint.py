@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..extras import install
 from ..layer import FFF
 from .replace import check_model, commit, plan
 from .specification import SIZES, Specification, check_specification, layer_path, module_at, remembered
@@ -292,6 +293,6 @@ def _safetensors() -> Any:
         import safetensors
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            'saving and loading need safetensors: pip install "fastff[safetensors]"', name="safetensors"
+            f"saving and loading need safetensors: {install('safetensors')}", name="safetensors"
         ) from None
     return safetensors
