@@ -22,6 +22,7 @@ from ..bench import rows as store
 from ..bench.case import DEVICES, DTYPES, Case
 from ..extras import install
 from ..plan import plan as make_plan
+from ..plan import recommend
 from . import reproduce, tables
 from .flags import Commit, a_device, among, bad_flags, microseconds, numbers, one, words
 
@@ -255,6 +256,9 @@ def plan(
     if format not in ("table", "json"):
         raise typer.BadParameter(f"--format is table or json; got {format!r}.")
     kind, place = one("--dtype", dtype, DTYPES), a_device(device)
+    if not threads and place == "cpu" and (threads := core.free_threads()) < torch.get_num_threads():
+        told = f"Other processes keep cores busy: measured on {threads} of torch's {torch.get_num_threads()} threads."
+        errors.print(told, style="yellow", soft_wrap=True)
     prepare(place, [kind], threads, tf32=False)
     with bad_flags(), bar() as progress:
         task = progress.add_task("measuring", total=None)
@@ -278,6 +282,13 @@ def plan(
         print(json.dumps([dataclasses.asdict(choice) | {"speedup": choice.speedup} for choice in choices], indent=2))
         return
     tables.choices(console, choices, f"{in_features} -> {out_features} in place of a dense width of {width}, {place}")
+    chosen, why = recommend(choices, regions)
+    sizes = f"{in_features}, {out_features}, depth={chosen.depth}, leaf_width={chosen.leaf_width}"
+    sizes += f", node_width={node_width}" if node_width > 1 else ""
+    sizes += f', activation="{activation}"' if activation != "relu" else ""
+    sizes += f", dtype=torch.{kind}" if kind != "float32" else ""
+    console.print(f"To paste: {why}.")
+    console.print(f"fastff.FFF({sizes})", soft_wrap=True, highlight=False)
 
 
 def run(cases: list[Case], options: Options) -> list[store.Row]:

@@ -38,7 +38,10 @@ def results(console: Console, rows: Sequence[Row], title: str) -> None:
     reasons = dict.fromkeys(row["note"] for row in rows if row["note"] and row["status"] == "ok")
     for line in [*notes, *reasons]:
         console.print(escape(line), style="dim")
-    load = max((row["other_load"] or 0.0 for row in rows), default=0.0)
+    _other_load(console, max((row["other_load"] or 0.0 for row in rows), default=0.0))
+
+
+def _other_load(console: Console, load: float) -> None:
     if load > 0.2:
         console.print(
             f"Other processes kept up to {load:.1f} cores busy meanwhile: threads that wait for each other are slower "
@@ -124,7 +127,7 @@ def choices(console: Console, found: Sequence[Choice], title: str) -> None:
     if found[0].fits is not None:
         table.add_column("fits")
     names = ["leaf width", "depth", "training width", "training size", "inference size", "parameters"]
-    for name in [*names, "time", "dense", "speed-up"]:
+    for name in [*names, "time", "p20 to p80", "speed-up"]:
         table.add_column(name, justify="right")
     for choice in found:
         cells = [] if choice.fits is None else ["yes" if choice.fits else ""]
@@ -133,10 +136,13 @@ def choices(console: Console, found: Sequence[Choice], title: str) -> None:
         if choice.time_us is None:
             cells += [choice.note or "-", "-", "-"]
         else:
-            dense = "-" if choice.dense_us is None else f"{number(choice.dense_us)} µs"
-            cells += [f"{number(choice.time_us)} µs", dense, _times(choice.speedup)]
+            spread = f"{number(choice.p20_us or 0)} to {number(choice.p80_us or 0)}"
+            cells += [f"{number(choice.time_us)} µs", spread, _times(choice.speedup) or "-"]
         table.add_row(*cells, style="" if choice.fits is not False else "dim")
     console.print(table)
+    if times := dict.fromkeys(f"{number(choice.dense_us)} µs" for choice in found if choice.dense_us):
+        console.print(f"The dense layer, timed in turn with them: {', '.join(times)}.", style="dim")
+    _other_load(console, max((choice.other_load or 0.0 for choice in found), default=0.0))
     if found[0].fits is not None and not any(choice.fits for choice in found):
         console.print("Nothing fits the budget.", style="yellow")
 
