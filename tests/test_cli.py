@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fastff
@@ -237,6 +238,18 @@ def test_help_is_short_for_every_command(command):
     assert short.exit_code == 0
     assert short.stdout == long.stdout
     assert "-h" in short.stdout
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_shows_every_number(width, monkeypatch):
+    """At 60 columns models lost their names, and times their digits: 65.5 to …"""
+    narrow = Console(width=width)
+    monkeypatch.setattr("fastff.cli.commands.console", narrow)
+    for command in (QUICK, "plan --in 24 --out 16 --width 64 --neurons 12 --device cpu --deeper 0"):
+        with narrow.capture() as seen:
+            assert fastff_(command).exit_code == 0
+        assert "…" not in seen.get()
+    assert "leaf width depth training width" in re.sub(" +", " ", seen.get())
 
 
 def test_the_version():

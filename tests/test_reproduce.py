@@ -168,6 +168,17 @@ def test_a_dry_run_says_what_is_stored_and_what_is_not(untrained, monkeypatch):
     assert cells(table.stdout)[1] == ["usps", "FF", "16", "16", "0", "paper", "G_A", "2", "7"]  # and no seeds
 
 
+def test_ctrl_c_says_how_to_go_on(monkeypatch):
+    def train(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "fastff.experiments.trainer", SimpleNamespace(train=train))
+    done = fastff_("reproduce table1 --device cpu --dataset usps --runs 1")
+    assert done.exit_code == 130
+    assert done.stdout == ""
+    assert done.stderr == "Stopped. Results and checkpoints are kept: the same command goes on from there.\n"
+
+
 def test_a_dry_run_looks_for_the_data(untrained, monkeypatch):
     def load(name, root=None, **_):
         assert str(root) == "/nodata"

@@ -1,6 +1,7 @@
 """The command `fastff`. What it needs beyond torch is an extra; without it there is one line that says so."""
 
 import errno
+import signal
 import sys
 
 from ..extras import install
@@ -12,6 +13,13 @@ _REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR
 
 
 def main() -> None:
+    try:
+        _main()
+    except KeyboardInterrupt:  # while modules are imported; commands end in the same way
+        sys.exit(128 + signal.SIGINT)
+
+
+def _main() -> None:
     try:
         from .commands import app
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ from ..experiments import summary
 from ..experiments.case import Case, Result
 from ..experiments.store import Store, about
 from ..extras import install
+from . import tables
 from .flags import Commit, a_device, bad_flags, numbers, one, words
 
 RECIPES = "paper,fastff"
@@ -114,6 +115,11 @@ def reproduce(
             errors.print(told, style="red", soft_wrap=True)
         except ModuleNotFoundError as error:
             raise typer.BadParameter(str(error)) from None
+        except KeyboardInterrupt:
+            errors.print(
+                "Stopped. Results and checkpoints are kept: the same command goes on from there.", soft_wrap=True
+            )
+            raise
     if format == "json":
         print(json.dumps(summary.rows(results), indent=2))
     elif results:
@@ -279,7 +285,7 @@ def _dry_run(cases: Sequence[Case], path: Path, root: Path | None, ensemble: int
         table.add_column(column.replace("_", " "), justify="left" if isinstance(value, str) else "right")
     for row in made:
         table.add_row(*(str(len(value) if isinstance(value, list) else value) for value in row.values()))
-    console.print(table)
+    tables.show(console, table)
     left = sum(len(row["to_train"]) for row in made)
     console.print(f"{len(cases) - left} trainings are stored, {left} are to do, {ensemble} seeds at once.")
 
