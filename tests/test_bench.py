@@ -15,7 +15,7 @@ from fastff.bench import Case, count_visited, floor_bytes, measure, presets
 from fastff.bench import rows as store
 from fastff.bench.answers import dense_answer, gate_answer, judge, tree_answer
 from fastff.bench.models import Problem, dense, gather, mixture_of_experts, rotation
-from fastff.bench.timing import OtherLoad, fastest, interleave
+from fastff.bench.timing import OtherLoad, fastest, free_threads, interleave
 
 SMALL = Case(in_features=20, out_features=12, leaf_width=4, depth=3, batch=33)
 ODD = [
@@ -399,6 +399,28 @@ def test_other_processes_are_noticed():
     load = OtherLoad()
     load.start = (load.start[0] - 10, load.start[1] - 12, load.start[2] - 12)
     assert load.cores() < 0.2  # 12 of 12 seconds were our own
+
+
+def test_threads_that_have_no_core_are_left_out(monkeypatch):
+    """A thread that waits for its core made a call of 20 us one of 18 ms."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
+    for busy, free in ((None, 4), (0.1, 4), (0.9, 3), (1.1, 3), (2.5, 1), (9.0, 1)):
+        monkeypatch.setattr(OtherLoad, "cores", lambda _, busy=busy: busy)
+        assert free_threads(0.0) == free
+
+
+def test_a_pause_of_the_machine_leaves_no_model_out():
+    """The first sample decided; one that fell into a pause left its model out."""
+    pauses = [0.0, 41e6]
+
+    class Paused(Clock):
+        def sample(self, calls):
+            return (pauses.pop(0) if pauses else 0.0) + super().sample(calls)
+
+    times, skipped = interleave({"paused": Paused("paused", 100.0, [])}, budget=200.0, samples=10)
+    assert not skipped
+    assert times["paused"].median == 100.0
 
 
 def test_bandwidth_is_plausible():

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("rich")
 from fastff.experiments import engine, store
 from fastff.experiments.case import Case, Result
+from fastff.experiments.checkpoint import Damaged
+from fastff.experiments.divergence import Diverged
 from fastff.experiments.settings import Settings
 from fastff.experiments.store import Store
 from fastff.experiments.teacher import dense, path_of
@@ -36,6 +38,7 @@ class Fake:
     def __init__(self):
         self.parts = []
         self.bad = ()
+        self.diverged = ()  # (model, seed) pairs
 
     def train(self, cases, *, device, root, checkpoint=None, report=None):
         self.parts.append([(case.width, case.seed) for case in cases])
@@ -45,7 +48,11 @@ class Fake:
         report(1, 2, "so far")
         if cases[0].width in self.bad:
             raise ArithmeticError("loss is nan")
-        return [Result(case, G_A=case.width + case.seed / 10, seconds=1.0) for case in cases]
+        lost = {case: "the loss was not finite" for case in cases if (case.model, case.seed) in self.diverged}
+        results = [Result(c, G_A=c.width + c.seed / 10, seconds=1.0) for c in cases if c not in lost]
+        if lost:
+            raise Diverged(lost, results)
+        return results
 
 
 @pytest.fixture
@@ -158,7 +165,7 @@ def test_without_a_teacher_what_is_taught_is_tried(fake, results):
 def test_an_error_ends_its_part_and_no_other(fake, results, capsys):
     fake.bad = (16,)
     with pytest.raises(
-        engine.SomeFailed, match=r"1 trainings failed\. usps FFF w=16 l=8 paper G_A seeds 0 to 2"
+        engine.SomeFailed, match=r"3 trainings failed\. usps FFF w=16 l=8 paper G_A seeds 0 to 2"
     ) as info:
         run(cases(), results)
     assert [result.case.width for result in info.value.results] == [32, 32, 32]
@@ -172,6 +179,54 @@ def test_an_error_ends_its_part_and_no_other(fake, results, capsys):
     assert len(run(cases(), results)) == 6
     assert fake.checkpoint == left  # goes on from there
     assert not left.exists()
+
+
+def test_what_diverges_fails_alone_and_leaves_nothing(fake, results, capsys):
+    """A diverged training was stored as a result, with the exit code 0. The seeds beside it are results, it is none."""
+    fake.diverged = [("FFF", 1)]
+    with pytest.raises(engine.SomeFailed, match="2 trainings failed") as info:
+        run(cases(), results, progress=True)
+    assert [(found.case.width, found.case.seed) for found in results.results()] == [(16, 0), (16, 2), (32, 0), (32, 2)]
+    assert info.value.results == results.results()
+    assert not list(engine.checkpoints(results).glob("*.pt"))
+    said = capsys.readouterr().err
+    assert "failed: usps FFF w=16 l=8 paper G_A seed 1: the loss was not finite\n" in said
+    assert "Traceback" not in said
+    assert "2 of 2: usps FFF w=32 l=8 paper G_A seeds 0 to 2: 2.0 s" in said
+    fake.diverged, fake.parts = [], []
+    assert len(run(cases(), results)) == 6
+    assert fake.parts == [[(16, 1)], [(32, 1)]]  # it was left to do
+
+
+def test_a_teacher_that_diverged_fails_those_it_teaches_and_no_others(fake, results, capsys):
+    fake.diverged = [("ViT-FF", 1)]
+    with pytest.raises(engine.SomeFailed) as info:
+        run(taught(4, seeds=3), results)
+    assert [(found.case.model, found.case.seed) for found in results.results()] == [
+        ("ViT-FF", 0),
+        ("ViT-FF", 2),
+        ("ViT-FFF", 0),
+        ("ViT-FFF", 2),
+    ]
+    assert fake.parts == [[(16, 0), (16, 1), (16, 2)], [(16, 0), (16, 2)]]  # no one without a teacher was tried
+    assert [failure.part[0].model for failure in info.value.failures] == ["ViT-FF", "ViT-FFF"]
+    assert (
+        "failed: cifar10 ViT-FFF w=16 l=4 fastff G_A seed 1: the teacher, cifar10 ViT-FF w=16 l=16 fastff G_A seed 1, "
+        "diverged: the loss was not finite\n"
+    ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [Damaged("x.pt is damaged. Remove it."), OSError("x.pt cannot be written. Make room.")]
+)
+def test_a_file_that_is_no_use_is_told_in_a_sentence(fake, results, monkeypatch, capsys, error):
+    def train(cases, *, device, root, checkpoint=None, report=None):
+        raise error
+
+    monkeypatch.setitem(sys.modules, TRAINER, SimpleNamespace(train=train))
+    with pytest.raises(engine.SomeFailed):
+        run(cases((16,)), results)
+    assert capsys.readouterr().err == f"failed: usps FFF w=16 l=8 paper G_A seeds 0 to 2: {error}\n"
 
 
 def test_a_checkpoint_belongs_to_its_seeds(tmp_path):
@@ -275,7 +330,7 @@ def test_two_processes_share_the_work(tmp_path):
 
 def test_without_ray_an_error_says_what_to_install(fake, results, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r'engine ray needs ray: pip install "fastff\[ray\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'engine ray needs ray: pip install "\.\[ray\]"'):
         run(cases(), results, engine="ray")
 
 
@@ -288,6 +343,9 @@ def train(cases, *, device, root, checkpoint=None, report=None):
     from fastff.experiments.case import Result
     if cases[0].width == 32:
         raise ArithmeticError("loss is nan")
+    if cases[0].width == 128:
+        from fastff.experiments.divergence import Diverged
+        raise Diverged({cases[1]: "the loss was not finite"}, [Result(cases[0], G_A=1.0)])
     if cases[0].width == 64 and not checkpoint.exists():
         checkpoint.write_text("here")
         os.kill(os.getpid(), 9)
@@ -311,12 +369,15 @@ def train(cases, *, device, root, checkpoint=None, report=None):
 
 
 def test_a_ray_cluster_returns_rows_to_the_driver(cluster, results):
-    """An error ends its part; a worker that is killed is replaced."""
-    with pytest.raises(engine.SomeFailed, match="w=32"):
-        run(cases((16, 32, 64)), results, engine="ray")
+    """An error ends its part; a worker that is killed is replaced; of those that train at once one may diverge."""
+    with pytest.raises(
+        engine.SomeFailed, match=r"(?s)4 trainings.*w=128 l=8 paper G_A seed 1: the loss was not finite"
+    ):
+        run([*cases((16, 32, 64)), *cases((128,), 2)], results, engine="ray")
     assert [(found.case.width, found.G_A) for found in results.results()] == [
         *((16, 90.0 + seed) for seed in range(3)),
         *((64, 90.0 + seed) for seed in range(3)),
+        (128, 1.0),
     ]
     assert {record.about["commit"] for record in results.records()} == {"the commit"}
     assert {record.about["machine"] for record in results.records()} != {"the machine"}  # the worker's

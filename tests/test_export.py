@@ -168,7 +168,7 @@ def test_a_file_that_does_not_run_is_removed(tmp_path, monkeypatch, code, told):
 
 def test_without_onnx_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r'export_onnx needs onnx: pip install "fastff\[onnx\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'export_onnx needs onnx: pip install "\.\[onnx\]"'):
         export_onnx(bare(), torch.randn(2, 16), tmp_path / "model.onnx")
 
 

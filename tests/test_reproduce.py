@@ -1,8 +1,11 @@
 """`fastff reproduce`: flags, tables, JSON. Experiments and training are fakes here; they have tests of their own."""
 
+import errno
 import json
 import re
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -13,6 +16,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from typer.testing import CliRunner
 
+from fastff.cli import main
 from fastff.cli.commands import app
 from fastff.experiments import data, summary
 from fastff.experiments.case import Case, Result
@@ -161,7 +165,30 @@ def test_a_dry_run_says_what_is_stored_and_what_is_not(untrained, monkeypatch):
         (model, goal, [0, 1], [2, 3]) for model in ("FF", "FFF") for goal in ("M_A", "G_A")
     ]
     table = fastff_("reproduce table1 --device cpu --dataset usps --runs 9 --recipe paper --dry-run")
-    assert cells(table.stdout)[1] == ["usps", "FF", "16", "16", "0", "paper", "G_A", "0, 1", "2 to 8"]
+    assert cells(table.stdout)[1] == ["usps", "FF", "16", "16", "0", "paper", "G_A", "2", "7"]  # and no seeds
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch):
+    def train(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "fastff.experiments.trainer", SimpleNamespace(train=train))
+    done = fastff_("reproduce table1 --device cpu --dataset usps --runs 1")
+    assert done.exit_code == 130
+    assert done.stdout == ""
+    assert done.stderr == "Stopped. Results and checkpoints are kept: the same command goes on from there.\n"
+
+
+def test_a_dry_run_looks_for_the_data(untrained, monkeypatch):
+    def load(name, root=None, **_):
+        assert str(root) == "/nodata"
+        raise FileNotFoundError(f"{name} needs files")
+
+    monkeypatch.setattr("fastff.experiments.data.load", load)
+    done = fastff_("reproduce table1 --device cpu --dataset usps --dry-run --data /nodata --format json")
+    assert done.exit_code == 0
+    assert done.stderr == "usps: not here, in /nodata. Training downloads what it can.\n"
+    assert json.loads(done.stdout)
 
 
 def test_a_failed_training_is_told_and_the_exit_code_is_1(monkeypatch):
@@ -232,8 +259,6 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
         ("reproduce table1 --format xml", "--format is one of table, json; got 'xml'"),
         ("reproduce table1 --engine cloud", "--engine is one of local, ray; got 'cloud'"),
         ("reproduce table1 --device tpu", "--device is one of cpu, cuda; got 'tpu'"),
-        ("reproduce table1 --device cpu --store {other}", "is not a store of results"),
-        ("reproduce table1 --device cpu --store {folder}", "is a directory"),
         ("reproduce table1 --runs 0", "--runs"),
         ("reproduce table1 --device cpu --output a.svg", "--output is the figure of regions"),
         ("reproduce regions --device cpu --output a.txt", "a file that ends in .svg, .png, .pdf"),
@@ -242,7 +267,6 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
             "regions is no sweep of trainings, and has no --widths, --set",
         ),
         ("report --store {folder}/nothere.sqlite", "nothere.sqlite is not there"),
-        ("report --store {other}", "is not a store of results"),
     ],
 )
 def test_bad_flags_are_refused_before_any_work(command, error, untrained, tmp_path):
@@ -255,11 +279,57 @@ def test_bad_flags_are_refused_before_any_work(command, error, untrained, tmp_pa
     assert other.read_text() == "a,b\n1,2\n"
 
 
+@pytest.mark.parametrize("command", ["reproduce table1 --device cpu", "reproduce table1 --dry-run", "report"])
+@pytest.mark.parametrize(
+    ("store", "error"),
+    [
+        ("other.csv", "other.csv is not a store of results"),
+        (".", "is a directory"),
+        ("damaged.sqlite", "It is damaged: choose another file, or recover"),
+        ("foreign.sqlite", "is a database of another program. Choose another file."),
+    ],
+)
+def test_a_store_that_is_no_use_is_told_in_a_sentence(command, store, error, untrained, tmp_path, monkeypatch, capsys):
+    """Not in a traceback; nothing is written to it."""
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "damaged.sqlite").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 20)
+    with closing(sqlite3.connect(tmp_path / "foreign.sqlite")) as db:
+        db.execute("CREATE TABLE results (a)")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    monkeypatch.setattr(sys, "argv", ["fastff", *command.split(), "--store", str(tmp_path / store)])
+    with pytest.raises(SystemExit) as info:
+        main()
+    assert str(info.value.code).startswith("fastff: ")  # Python prints it, with the exit code 1
+    assert error in str(info.value.code)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_page_that_cannot_be_written_is_told(monkeypatch, tmp_path):
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
+    monkeypatch.setattr(sys, "argv", ["fastff", "report", "--output", "/dev/null/report.html"])
+    with pytest.raises(SystemExit, match=r"/dev/null/report.html: File exists\. Allow writing there, or choose an"):
+        main()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    page = tmp_path / "report.html"
+    page.write_text("the old one")
+    monkeypatch.setattr(sys, "argv", ["fastff", "report", "--output", str(page)])
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(
+        SystemExit, match=r"report.html: No space left on device\. Make room, and run the command again"
+    ):
+        main()
+    assert page.read_text() == "the old one"
+    assert not list(tmp_path.glob(".report*"))
+
+
 def test_ray_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = fastff_("reproduce table1 --device cpu --engine ray")
     assert done.exit_code == 2
-    assert "fastff[ray]" in done.output
+    assert 'pip install ".[ray]"' in done.output
 
 
 def test_list_tells_what_there_is(monkeypatch):

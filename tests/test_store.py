@@ -5,8 +5,11 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import sqlite3
 from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +17,7 @@ import pytest
 from fastff.experiments import store as module
 from fastff.experiments.case import Case, Result
 from fastff.experiments.settings import FASTFF, PAPER, completed
-from fastff.experiments.store import Store
+from fastff.experiments.store import Store, StoreError
 
 ABOUT = {name: f"the {name}" for name in module.ABOUT}
 CASE = Case("usps", "FFF", 16, 8, 1, "paper", "G_A", 0, (("h", 3.0), ("steps", (1, 2))))
@@ -226,21 +229,21 @@ def damaged(path):
         (lambda path: path.write_text("a,b\n1,2\n"), "is not a store of results"),
         (other_database, "is a database of another program"),
         (of_tomorrow, "in version 3 of the schema; this fastff reads version 2"),
-        (damaged, "cannot be read as a store"),
+        (damaged, "cannot be used as a store of results: .* It is damaged: choose another file, or recover"),
     ],
 )
 def test_another_file_is_refused_and_untouched(make, error, tmp_path):
     file = tmp_path / "file"
     make(file)
     before, names = hashlib.sha256(file.read_bytes()).digest(), set(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=error):
+    with pytest.raises(StoreError, match=error):
         Store(file)
     assert hashlib.sha256(file.read_bytes()).digest() == before
     assert set(tmp_path.iterdir()) == names
 
 
 def test_a_directory_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is a directory"):
+    with pytest.raises(StoreError, match="is a directory"):
         Store(tmp_path)
 
 
@@ -250,6 +253,77 @@ def test_an_empty_file_becomes_a_store(tmp_path):
     file.touch()
     with Store(file) as store:
         assert store.results() == []
+
+
+@pytest.fixture
+def folder():
+    """A directory of a user who may not write everywhere, as root may."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        user = os.geteuid()
+        yield Path(name)
+        os.seteuid(user)
+        Path(name).chmod(0o755)
+
+
+def only_read(folder):
+    """From here on the files of a folder can be read, and nothing can be written there."""
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+def test_a_store_that_may_only_be_read_is_read(folder):
+    """A report of one ended in "attempt to write a readonly database"."""
+    path = folder / "results.sqlite"
+    with Store(path) as store:
+        store.put_all(seeds(3), ABOUT)
+        store._db.execute("PRAGMA user_version = 1")  # an old one is read as one of today
+        before = store.records()
+    only_read(folder)
+    names = set(folder.iterdir())
+    with Store(path, read_only=True) as store:
+        assert store.records() == before
+        assert store.keys() == {record.result.case.key for record in before}
+    assert set(folder.iterdir()) == names
+    with pytest.raises(
+        StoreError, match=r"results.sqlite cannot be used .* Allow writing to the file and its directory"
+    ):
+        Store(path)
+    with pytest.raises(StoreError, match=r"new.sqlite cannot be used .* Allow reading and writing in its directory"):
+        Store(folder / "new.sqlite")
+    with pytest.raises(StoreError, match=r"new.sqlite cannot be made: Permission denied\. Choose another directory"):
+        Store(folder / "sub" / "new.sqlite")
+
+
+def test_a_store_is_read_while_another_process_writes(tmp_path):
+    with Store(tmp_path / "results.sqlite") as writer:
+        writer.put_all(seeds(2), ABOUT)  # they are in the log, and not yet in the file
+        with Store(tmp_path / "results.sqlite", read_only=True) as reader:
+            assert reader.results() == writer.results()
+    with pytest.raises(StoreError, match=r"nothere\.sqlite is not there"):
+        Store(tmp_path / "nothere.sqlite", read_only=True)
+
+
+def test_a_full_disk_is_told_and_what_was_stored_is_kept(store):
+    store.put_all(seeds(2), ABOUT)
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match=r"disk is full\. Make room .* again: what was stored is kept\."):
+        store.put_all(seeds(200, width=32), ABOUT)
+    assert store.results() == seeds(2)
+
+
+def test_damage_in_the_middle_is_told(store):
+    """It was a traceback of sqlite3."""
+    store.put_all(seeds(100), ABOUT)
+    store.close()
+    data = bytearray(store.path.read_bytes())
+    data[4096:] = bytes([255]) * (len(data) - 4096)
+    store.path.write_bytes(data)
+    with Store(store.path) as again, pytest.raises(StoreError, match=r"malformed\. It is damaged: choose another file"):
+        again.results()
 
 
 def write(path, start, stored):

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .extras import install
+
 # A protocol buffer, and so an ONNX file, ends at 2 GiB; weights beyond that lie in a file beside it.
 ONNX_LIMIT = 2**31 - 2**24
 
@@ -50,7 +52,7 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: boo
     """
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
-            raise ModuleNotFoundError(f'export_onnx needs {package}: pip install "fastff[onnx]"', name=package)
+            raise ModuleNotFoundError(f"export_onnx needs {package}: {install('onnx')}", name=package)
     path = _checked(model, path, ".onnx")
     args, kwargs = _arguments(example)
     if verify and any(t.dtype == torch.bfloat16 for t in model.parameters()):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .baselines import FF
-from .bench import Case, measure
+from .bench import Case, Measurement, together
 from .bench.models import seconds_of
 from .checks import check_int
 
@@ -32,14 +32,14 @@ class Choice:
     inference_width: int
     inference_size: int
     parameter_bytes: int
-    time_us: float | None = None
-    dense_us: float | None = None  # of the dense layer of width w, in the same run
+    time_us: float | None = None  # the median of a call
+    p20_us: float | None = None
+    p80_us: float | None = None
+    dense_us: float | None = None  # of the dense layer of width w, timed in turn with this one
+    speedup: float | None = None  # over it, by the p20 of both: other processes only ever add time
+    other_load: float | None = None  # cores that other processes kept busy meanwhile
     fits: bool | None = None  # None without a budget
     note: str = ""  # why there is no time
-
-    @property
-    def speedup(self) -> float | None:
-        return None if self.time_us is None or self.dense_us is None else self.dense_us / self.time_us
 
 
 def plan(
@@ -70,8 +70,8 @@ def plan(
         regions: Case 2, at least so many leaves.
         deeper: in Case 1, so many levels beyond those that the width asks for.
         timed: whether to measure; a latency or a speed-up asks for it.
-        seconds: about what the timing of one choice takes.
-        progress: is told how many choices of how many are done.
+        seconds: about what the timing of one choice takes. All are timed in turn, with the dense layer among them.
+        progress: is told how many choices of how many are built and checked.
 
     Several budgets hold together. Of what fits, the widest leaf is first: it has the most to answer with, and a leaf
     that is too narrow for its region is what costs accuracy. What does not fit follows, the nearest first.
@@ -92,10 +92,8 @@ def plan(
         x = torch.zeros(batch, in_features, device=device, dtype=cases[0].torch_dtype)
         with torch.inference_mode():
             seconds = max(seconds, 10 * min(seconds_of(dense, x) for _ in range(2)))
-    choices = []
-    for i, case in enumerate(cases):
-        time_us, dense_us, note = _timed(case, dense, seconds) if dense else (None, None, "")
-        choice = Choice(
+    choices = [
+        Choice(
             case.leaf_width,
             case.depth,
             case.training_width,
@@ -103,14 +101,27 @@ def plan(
             case.leaf_width,
             case.depth * node_width + case.leaf_width,
             case.parameter_bytes,
-            time_us,
-            dense_us,
-            note=note,
         )
-        choices.append(choice)
-        if progress is not None:
-            progress(i + 1, len(cases))
+        for case in cases
+    ]
+    if dense:
+        found = together(cases, dense, seconds=seconds, progress=progress)
+        choices = [_timed(*pair) for pair in zip(choices, found, strict=True)]
     return rank(choices, latency_us, speedup, neurons)
+
+
+def recommend(choices: list[Choice], regions: int | None = None) -> tuple[Choice, str]:
+    """One of the choices of a plan, and why that one."""
+    first = choices[0]
+    if first.fits is not None:
+        return first, "the widest leaf that fits the budget" if first.fits else "the nearest to the budget"
+    if regions is not None:
+        return first, "the narrowest leaf that keeps the width"
+    best = max((choice.speedup or 0.0 for choice in choices), default=0.0)
+    if not best:
+        return min(choices, key=lambda choice: choice.inference_size), "the smallest inference size"
+    chosen = next(choice for choice in choices if choice.speedup and choice.speedup >= best / 2)
+    return chosen, "the widest leaf with half of the best speed-up or more"
 
 
 def sizes(width: int, regions: int | None = None, deeper: int = 1) -> list[tuple[int, int]]:
@@ -167,8 +178,18 @@ def _dense(case: Case, width: int) -> FF:
         ).eval()
 
 
-def _timed(case: Case, dense: FF, seconds: float) -> tuple[float | None, float | None, str]:
-    """The microseconds of the layer and of the dense layer, and why they are missing."""
-    found = measure(case, backends=["auto"], models=["FF", "FFF"], budget=seconds, samples=30, opponent=dense)
-    (note,) = [result.note if result.status != "ok" else "" for result in found.results if result.model == "FFF"]
-    return found.median("FFF"), found.median("FF"), note
+def _timed(choice: Choice, found: Measurement) -> Choice:
+    """With its times, or why they are missing."""
+    dense, layer = found.results
+    times = layer.times
+    if times is None:
+        return replace(choice, note=layer.note)
+    return replace(
+        choice,
+        time_us=times.median,
+        p20_us=times.p20,
+        p80_us=times.p80,
+        dense_us=dense.times and dense.times.median,
+        speedup=dense.times and dense.times.p20 / times.p20,
+        other_load=found.other_load,
+    )

@@ -5,8 +5,8 @@ layers.
 """
 
 from .case import Case, count_visited, floor_bytes
-from .measure import MODELS, Measurement, Result, backends_for, measure, planned
-from .timing import Times, bandwidth
+from .measure import MODELS, Measurement, Result, backends_for, measure, planned, together
+from .timing import Times, bandwidth, free_threads
 
 __all__ = [
     "MODELS",
@@ -18,6 +18,8 @@ __all__ = [
     "bandwidth",
     "count_visited",
     "floor_bytes",
+    "free_threads",
     "measure",
     "planned",
+    "together",
 ]

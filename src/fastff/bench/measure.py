@@ -1,6 +1,6 @@
 """Measure a case: build, check, time in turn, compare."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,11 +11,12 @@ import fastff
 
 from ..backends import TABLE, available, check_name
 from .answers import Answer, dense_answer, gate_answer, judge, tree_answer
-from .case import Case, count_visited, floor_bytes, lack_of_memory
+from .case import Case, count_visited, floor_bytes, free_memory, lack_of_memory
 from .models import Call, Problem, dense, dense_seconds, gather, mixture_of_experts, working_bytes
 from .timing import EagerRunner, GraphRunner, OtherLoad, Runner, Times, fastest, interleave, too_slow
 
 MODELS = ("FF", "gather", "MoE", "FFF")
+_SHORT_US = 100.0  # a sample where many are compared: some are undisturbed, however busy the machine
 _CHECKED_SAMPLES = 64  # at least, over several inputs if need be: the error of a few numbers is a matter of luck
 
 
@@ -123,6 +124,66 @@ def measure(
             if str(i) in skipped:
                 result.status, result.note = "skipped", skipped[str(i)]
     return found
+
+
+def together(
+    cases: Sequence[Case],
+    opponent: nn.Module,
+    *,
+    seconds: float,
+    samples: int = 30,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Measurement]:
+    """The FFF of every case beside one dense layer, all timed in turn in one loop, about `seconds` for each.
+
+    A machine that is busy for a while is then slow for all of them alike, and no ratio compares two times. Cases that
+    do not fit into half of the memory at once are timed in several loops, each with the dense layer in it.
+    """
+    found = [Measurement(case, [Result("FF", ""), Result("FFF", "auto")]) for case in cases]
+    done = 0
+    for group in _groups(found):
+        case = group[0].case
+        with _own_stream(case), torch.inference_mode():
+            runners: dict[str, Runner] = {}
+            for i, each in enumerate(group):
+                done += 1
+                lack = lack_of_memory(each.case.parameter_bytes, each.case.device)
+                if lack:
+                    for result in each.results:
+                        result.status, result.note = "skipped", f"the layer {lack}"
+                else:
+                    bench = _Bench(_problem(each.case), opponent, seconds)
+                    each.leaves, each.nodes = bench.leaves, bench.nodes
+                    if (runner := bench.prepare(each.results[1])) is not None:
+                        runners[str(i)] = runner
+                        if "FF" not in runners and (dense := bench.prepare(each.results[0])) is not None:
+                            runners["FF"] = dense
+                if progress is not None:
+                    progress(done, len(cases))
+            load = OtherLoad()
+            times, skipped = interleave(runners, budget=seconds * len(group), samples=samples, sample_us=_SHORT_US)
+            other_load = load.cores() if case.device == "cpu" else None
+            for i, each in enumerate(group):
+                each.other_load = other_load
+                for result, name in zip(each.results, ("FF", str(i)), strict=True):
+                    result.times = times.get(name)
+                    if name in skipped:
+                        result.status, result.note = "skipped", skipped[name]
+    return found
+
+
+def _groups(found: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Those that are in memory at once: half of what is free, or one."""
+    made: list[list[Measurement]] = []
+    left = 0.0
+    for each in found:
+        need = each.case.parameter_bytes + working_bytes(each.case, "FF")
+        if not made or need > left:
+            made.append([])
+            left = 0.5 * free_memory(each.case.device)
+        made[-1].append(each)
+        left -= need
+    return made
 
 
 @torch.inference_mode(False)

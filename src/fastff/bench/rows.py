@@ -6,9 +6,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -122,16 +123,31 @@ def read(path: Path) -> list[Row]:
 def append(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a file. It is replaced as a whole: whoever interrupts finds the old rows or all of them."""
     everything = [*read(path), *rows]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(path) as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows({name: _text(value) for name, value in row.items()} for row in everything)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[TextIO]:
+    """A file to write. It takes the place of the one at `path` when the block has ended without an error."""
+    if path.exists() and not path.is_file():  # such as /dev/stdout
+        with path.open("w", newline="", encoding="utf-8") as file:
+            yield file
+        return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows({name: _text(value) for name, value in row.items()} for row in everything)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            yield file
         draft.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # where the user wants it; a full disk names no file
+        raise
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
 
 
 def key(row: Row) -> tuple[str, ...]:

@@ -123,21 +123,24 @@ def fastest(runners: Sequence[Runner], seconds: float = 0.5) -> Runner:
     return runners[min(best, key=best.__getitem__)]
 
 
-def interleave(runners: dict[str, Runner], *, budget: float, samples: int) -> tuple[dict[str, Times], dict[str, str]]:
+def interleave(
+    runners: dict[str, Runner], *, budget: float, samples: int, sample_us: float = _SAMPLE_US
+) -> tuple[dict[str, Times], dict[str, str]]:
     """The times of each, taken in turn, within about `budget` seconds in all; and of those left out, why.
 
-    A turn of a fast one holds several samples, so that a slow one does not leave it with few.
+    A turn of a fast one holds several samples, so that a slow one does not leave it with few. A sample of fast calls
+    takes about `sample_us`: in a short one, fewer calls share the pause of a busy machine.
     """
     cost, skipped = {}, {}
     for name, runner in runners.items():
         runner.sample(1)
-        once = runner.sample(1)
+        once = _once(runner, budget)
         slow = too_slow(once, budget)
         if slow:
             skipped[name] = slow
         else:
             cost[name] = once
-    calls = {name: max(1, min(len(runners[name]), int(_SAMPLE_US / max(once, 1e-3)))) for name, once in cost.items()}
+    calls = {name: max(1, min(len(runners[name]), int(sample_us / max(once, 1e-3)))) for name, once in cost.items()}
     slowest = max((cost[name] * calls[name] for name in cost), default=0.0)
     turn = {name: max(1, min(8, int(slowest / (cost[name] * calls[name])))) for name in cost}
     found: dict[str, list[float]] = {name: [] for name in cost}
@@ -147,10 +150,22 @@ def interleave(runners: dict[str, Runner], *, budget: float, samples: int) -> tu
     while found and min(len(times) for times in found.values()) < samples:
         shuffle(order)  # whoever follows a model that fills the caches is slower for it
         for name in order:
+            if cost[name] < _SAMPLE_US:
+                runners[name].sample(1)  # wakes threads that slept while another ran: on a busy machine 20 ms
             found[name] += [runners[name].sample(calls[name]) for _ in range(turn[name])]
         if time.perf_counter() > end and all(len(times) >= _LEAST_SAMPLES for times in found.values()):
             break
     return {name: summary(times) for name, times in found.items()}, skipped
+
+
+def _once(runner: Runner, budget: float) -> float:
+    """The microseconds of a call, the shortest of a few: the machine may pause in one."""
+    found = [runner.sample(1)]
+    if too_slow(found[0], budget):
+        found.append(runner.sample(1))  # before it is left out
+    while len(found) < 5 and sum(found) < 0.05e6 * budget:
+        found.append(runner.sample(1))
+    return min(found)
 
 
 def too_slow(call_us: float, budget: float) -> str:
@@ -188,6 +203,15 @@ class OtherLoad:
         user, nice, system, _, _, irq, soft, steal = map(int, stat.read_text().split()[1:9])
         busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
         return time.perf_counter(), busy, time.process_time()
+
+
+def free_threads(seconds: float = 0.2) -> int:
+    """How many of torch's threads have a core of their own now: one that waits for its turn holds up all others."""
+    load = OtherLoad()
+    time.sleep(seconds)
+    busy = load.cores() or 0.0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(torch.get_num_threads(), cores - math.ceil(busy - 0.2)))
 
 
 def bandwidth(device: str, size: int = 2**29) -> float:

@@ -1,16 +1,40 @@
 """The command `fastff`. What it needs beyond torch is an extra; without it there is one line that says so."""
 
+import errno
+import signal
 import sys
+
+from ..extras import install
+
+_ROOM = "Make room, and run the command again."
+_PLACE = "Allow writing there, or choose another place."
+_REMEDIES = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EFBIG: _ROOM}
+_REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST), _PLACE)
 
 
 def main() -> None:
+    try:
+        _main()
+    except KeyboardInterrupt:  # while modules are imported; commands end in the same way
+        sys.exit(128 + signal.SIGINT)
+
+
+def _main() -> None:
     try:
         from .commands import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        sys.exit(f'The command line of fastff needs {error.name}: pip install "fastff[cli]"')
+        sys.exit(f"The command line of fastff needs {error.name}: {install('cli')}")
     try:
         app(prog_name="fastff")
     except (OSError, UnicodeDecodeError) as error:
-        sys.exit(f"fastff: {error}")
+        sys.exit(f"fastff: {_sentence(error)}")
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong with a file, and the remedy where the error has none of its own."""
+    if not isinstance(error, OSError) or error.errno not in _REMEDIES:
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}. {_REMEDIES[error.errno]}"

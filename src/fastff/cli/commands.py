@@ -14,12 +14,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .. import __version__
 from .. import bench as core
 from ..activations import GATED, PLAIN
 from ..bench import presets
 from ..bench import rows as store
 from ..bench.case import DEVICES, DTYPES, Case
+from ..extras import install
 from ..plan import plan as make_plan
+from ..plan import recommend
 from . import reproduce, tables
 from .flags import Commit, a_device, among, bad_flags, microseconds, numbers, one, words
 
@@ -34,6 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench = typer.Typer(
     help="Inference times of FF, MoE and FFF on the same weights. Every output is checked against float64 before its "
@@ -41,6 +45,23 @@ bench = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(bench, name="bench")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fastff {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="the version of fastff", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(reproduce.report)
 
@@ -202,7 +223,7 @@ def plot(
         with bad_flags():
             written = draw(store.read(file), output)
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f'figures need {error.name}: pip install "fastff[cli]"') from None
+        raise typer.BadParameter(f"figures need {error.name}: {install('cli')}") from None
     if not written:
         raise typer.BadParameter(f"{file} has no model with times at three depths or more: nothing to draw.")
     for path in written:
@@ -235,6 +256,9 @@ def plan(
     if format not in ("table", "json"):
         raise typer.BadParameter(f"--format is table or json; got {format!r}.")
     kind, place = one("--dtype", dtype, DTYPES), a_device(device)
+    if not threads and place == "cpu" and (threads := core.free_threads()) < torch.get_num_threads():
+        told = f"Other processes keep cores busy: measured on {threads} of torch's {torch.get_num_threads()} threads."
+        errors.print(told, style="yellow", soft_wrap=True)
     prepare(place, [kind], threads, tf32=False)
     with bad_flags(), bar() as progress:
         task = progress.add_task("measuring", total=None)
@@ -258,6 +282,13 @@ def plan(
         print(json.dumps([dataclasses.asdict(choice) | {"speedup": choice.speedup} for choice in choices], indent=2))
         return
     tables.choices(console, choices, f"{in_features} -> {out_features} in place of a dense width of {width}, {place}")
+    chosen, why = recommend(choices, regions)
+    sizes = f"{in_features}, {out_features}, depth={chosen.depth}, leaf_width={chosen.leaf_width}"
+    sizes += f", node_width={node_width}" if node_width > 1 else ""
+    sizes += f', activation="{activation}"' if activation != "relu" else ""
+    sizes += f", dtype=torch.{kind}" if kind != "float32" else ""
+    console.print(f"To paste: {why}.")
+    console.print(f"fastff.FFF({sizes})", soft_wrap=True, highlight=False)
 
 
 def run(cases: list[Case], options: Options) -> list[store.Row]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,8 @@ from ..experiments import engine as engines
 from ..experiments import summary
 from ..experiments.case import Case, Result
 from ..experiments.store import Store, about
+from ..extras import install
+from . import tables
 from .flags import Commit, a_device, bad_flags, numbers, one, words
 
 RECIPES = "paper,fastff"
@@ -94,9 +95,9 @@ def reproduce(
             print("[]")
         return
     if dry_run:
-        _dry_run(cases, store, ensemble, format)
+        _dry_run(cases, store, data, ensemble, format)
         return
-    with _opened(store) as opened:
+    with Store(store) as opened:
         stored = opened.keys()
         left_out = _check_data({case.dataset for case in cases if case.key not in stored}, data, asked=bool(dataset))
         cases = [case for case in cases if case.dataset not in left_out or case.key in stored]
@@ -109,13 +110,19 @@ def reproduce(
             )
         except engines.SomeFailed as error:
             results, failed = error.results, True
-            told = f"{len(error.failures)} trainings failed, as told above. All others are stored."
+            failures = "1 training" if error.count == 1 else f"{error.count} trainings"
+            told = f"{failures} failed, as told above. All others are stored."
             errors.print(told, style="red", soft_wrap=True)
         except ModuleNotFoundError as error:
             raise typer.BadParameter(str(error)) from None
+        except KeyboardInterrupt:
+            errors.print(
+                "Stopped. Results and checkpoints are kept: the same command goes on from there.", soft_wrap=True
+            )
+            raise
     if format == "json":
         print(json.dumps(summary.rows(results), indent=2))
-    else:
+    elif results:
         show(experiment, chosen.title, results)
     if failed:
         raise typer.Exit(1)
@@ -142,7 +149,7 @@ def report(
     try:
         from ..experiments import report as pages
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f'the report needs {error.name}: pip install "fastff[reproduce]"') from None
+        raise typer.BadParameter(f"the report needs {error.name}: {install('reproduce')}") from None
     if history and export is None:
         raise typer.BadParameter("--history is of the file to write: pass --export, too.")
     if export is not None and export.is_dir():
@@ -152,22 +159,15 @@ def report(
     for path in (None if rows else store, file, *(rows or [])):
         if path is not None and not path.exists():
             raise typer.BadParameter(f"{path} is not there. {MADE}")
-    with _opened(store) as opened, bad_flags():
-        opened.include(*(rows or []))
+    with Store(store, read_only=not rows) as opened, bad_flags():
+        if rows:
+            opened.include(*rows)
         if export is not None:
             opened.export(export, history)
         page = pages.page(opened.records(), bench_rows.read(file) if file else [])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page, encoding="utf-8")
+    with bench_rows.replaced(output) as written:
+        written.write(page)
     console.print(str(output), soft_wrap=True)
-
-
-def _opened(path: Path) -> Store:
-    with bad_flags():
-        try:
-            return Store(path)
-        except sqlite3.Error as error:
-            raise typer.BadParameter(f"--store {path}: {error}") from None
 
 
 def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
@@ -259,14 +259,18 @@ def _state(name: str, root: Path | None) -> str:
     return "here"
 
 
-def _dry_run(cases: Sequence[Case], path: Path, ensemble: int, format: str) -> None:
+def _dry_run(cases: Sequence[Case], path: Path, root: Path | None, ensemble: int, format: str) -> None:
     stored: set[str] = set()
     if path.exists():
-        with _opened(path) as opened:
+        with Store(path, read_only=True) as opened:
             stored = opened.keys()
     made: list[dict[str, Any]] = []
     cases = engines.with_teachers(cases, stored)
     name = summary.naming(cases)
+    for dataset in sorted({case.dataset for case in cases if case.key not in stored}):
+        if (state := _state(dataset, root)) != "here":
+            told = f"{dataset}: {state}, in {root or datasets.directory()}. Training downloads what it can."
+            errors.print(escape(told), style="yellow", soft_wrap=True)
     for part in engines.parts(cases, len(cases)):
         case = part[0]
         made.append({column: getattr(case, column) for column in ("dataset", "model", "width", "leaf_width", "depth")})
@@ -276,12 +280,12 @@ def _dry_run(cases: Sequence[Case], path: Path, ensemble: int, format: str) -> N
     if format == "json":
         print(json.dumps(made, indent=2))
         return
-    table = Table(title=f"The seeds that are stored in {escape(str(path))}, and those that would be trained")
-    for column in made[0]:
-        table.add_column(column.replace("_", " "), justify="right" if column in ("width", "leaf_width") else "left")
+    table = Table(title=f"How many trainings are stored in {escape(str(path))}, and how many are to do")
+    for column, value in made[0].items():
+        table.add_column(column.replace("_", " "), justify="left" if isinstance(value, str) else "right")
     for row in made:
-        table.add_row(*(_seeds(value) if isinstance(value, list) else str(value) for value in row.values()))
-    console.print(table)
+        table.add_row(*(str(len(value) if isinstance(value, list) else value) for value in row.values()))
+    tables.show(console, table)
     left = sum(len(row["to_train"]) for row in made)
     console.print(f"{len(cases) - left} trainings are stored, {left} are to do, {ensemble} seeds at once.")
 
@@ -293,17 +297,10 @@ def _regions(path: Path, seed: int) -> None:
         with errors.status("training three layers on a plane"):
             figure = sketch(seed)
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f'the figure needs {error.name}: pip install "fastff[reproduce]"') from None
+        raise typer.BadParameter(f"the figure needs {error.name}: {install('reproduce')}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     errors.print(f"written to {escape(str(path))}", soft_wrap=True)
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    if not seeds:
-        return "-"
-    whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 2 else ", ".join(map(str, seeds))
 
 
 def show(experiment: str, title: str, results: Sequence[Result]) -> None:

@@ -12,6 +12,19 @@ from ..bench.rows import SIZE, Row
 from ..plan import Choice
 
 
+def show(console: Console, table: Table) -> None:
+    """With every number: a table wider than the terminal loses its frame, and is broken by the terminal alone."""
+    everything = console.options.update(max_width=1000)
+    if console.measure(table, options=everything).maximum > console.width:
+        table.box, table.padding = None, (0, 1, 0, 0)
+    own, needed = console.width, console.measure(table, options=everything).maximum
+    console.width = max(own, needed)
+    try:
+        console.print(table)
+    finally:
+        console.width = own
+
+
 def results(console: Console, rows: Sequence[Row], title: str) -> None:
     """All rows. What is the same in all of them stands above."""
     varying = [name for name in SIZE if len({row[name] for row in rows}) > 1]
@@ -33,12 +46,15 @@ def results(console: Console, rows: Sequence[Row], title: str) -> None:
         table.add_row(
             *cells, row["model"], row["backend"], *_found(row), style="red" if row["status"] == "wrong" else ""
         )
-    console.print(table)
+    show(console, table)
     notes = dict.fromkeys(f"{_where(row)}: {row['note']}" for row in rows if row["note"] and row["status"] != "ok")
     reasons = dict.fromkeys(row["note"] for row in rows if row["note"] and row["status"] == "ok")
     for line in [*notes, *reasons]:
         console.print(escape(line), style="dim")
-    load = max((row["other_load"] or 0.0 for row in rows), default=0.0)
+    _other_load(console, max((row["other_load"] or 0.0 for row in rows), default=0.0))
+
+
+def _other_load(console: Console, load: float) -> None:
     if load > 0.2:
         console.print(
             f"Other processes kept up to {load:.1f} cores busy meanwhile: threads that wait for each other are slower "
@@ -96,7 +112,7 @@ def _table1(console: Console, ours: dict[tuple[int, int, int], Row], dtype: str)
                 cells.append(_beside(ours.get((inputs, leaf, presets.depth_of(width, leaf))), theirs))
             table.add_row(data, str(leaf), *cells)
         table.add_section()
-    console.print(table)
+    show(console, table)
 
 
 def _table3(console: Console, ours: dict[tuple[int, int, int], Row], dtype: str) -> None:
@@ -107,7 +123,7 @@ def _table3(console: Console, ours: dict[tuple[int, int, int], Row], dtype: str)
         depth = presets.depth_of(128, leaf)
         row = ours.get((128, leaf, depth))
         table.add_row(str(leaf), str(depth), str(leaf + depth), _speedup(row), f"{theirs:.2f}x")
-    console.print(table)
+    show(console, table)
 
 
 def _beside(row: Row | None, theirs: float) -> str:
@@ -124,7 +140,7 @@ def choices(console: Console, found: Sequence[Choice], title: str) -> None:
     if found[0].fits is not None:
         table.add_column("fits")
     names = ["leaf width", "depth", "training width", "training size", "inference size", "parameters"]
-    for name in [*names, "time", "dense", "speed-up"]:
+    for name in [*names, "time", "p20 to p80", "speed-up"]:
         table.add_column(name, justify="right")
     for choice in found:
         cells = [] if choice.fits is None else ["yes" if choice.fits else ""]
@@ -133,10 +149,13 @@ def choices(console: Console, found: Sequence[Choice], title: str) -> None:
         if choice.time_us is None:
             cells += [choice.note or "-", "-", "-"]
         else:
-            dense = "-" if choice.dense_us is None else f"{number(choice.dense_us)} µs"
-            cells += [f"{number(choice.time_us)} µs", dense, _times(choice.speedup)]
+            spread = f"{number(choice.p20_us or 0)} to {number(choice.p80_us or 0)}"
+            cells += [f"{number(choice.time_us)} µs", spread, _times(choice.speedup) or "-"]
         table.add_row(*cells, style="" if choice.fits is not False else "dim")
-    console.print(table)
+    show(console, table)
+    if times := dict.fromkeys(f"{number(choice.dense_us)} µs" for choice in found if choice.dense_us):
+        console.print(f"The dense layer, timed in turn with them: {', '.join(times)}.", style="dim")
+    _other_load(console, max((choice.other_load or 0.0 for choice in found), default=0.0))
     if found[0].fits is not None and not any(choice.fits for choice in found):
         console.print("Nothing fits the budget.", style="yellow")
 

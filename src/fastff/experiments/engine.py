@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,14 +20,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..extras import install
 from .case import Case, Result, name_of
+from .checkpoint import Damaged
+from .divergence import Diverged
 from .store import Store
-from .teacher import dense, is_taught, path_of
+from .teacher import blamed, dense, is_taught, path_of
 
 ENGINES = ("local", "ray")
 Part = tuple[Case, ...]  # of one group
 Report = Callable[[int, int, str], None]
-Outcome = tuple[list[Result], str] | Exception  # the results and the machine; or why there are none
+Trained = tuple[list[Result], dict[Case, str]]  # the results, and why the other cases diverged
+Outcome = tuple[Trained, str] | Exception  # with the machine; or why there is none
+EXPECTED = (Diverged, Damaged, OSError)  # a sentence says it all: no traceback
 
 
 class Failure(NamedTuple):
@@ -40,8 +45,9 @@ class SomeFailed(RuntimeError):
 
     def __init__(self, failures: Sequence[Failure], results: Sequence[Result]) -> None:
         self.failures, self.results = list(failures), list(results)
-        names = "; ".join(f"{title(part)}: {type(error).__name__}: {error}" for part, error in failures)
-        super().__init__(f"{len(failures)} trainings failed. {names}")
+        self.count = sum(len(part) for part, _ in failures)
+        names = "; ".join(f"{title(part)}: {said(error)}" for part, error in failures)
+        super().__init__(f"{self.count} {'training' if self.count == 1 else 'trainings'} failed. {names}")
 
 
 def run(
@@ -57,7 +63,8 @@ def run(
 ) -> list[Result]:
     """The results of the cases, in their order. What the store does not have is trained first.
 
-    A case that is taught has its teacher trained before it, as a case like any other.
+    A case that is taught has its teacher trained before it, as a case like any other. One that diverges fails alone:
+    it is not stored, and leaves no checkpoint.
 
     `root` is the directory of the data, `about` what `store.about(device)` says, and `ensemble` the number of seeds
     that train at once. `SomeFailed` is raised at the end if there were errors.
@@ -91,6 +98,10 @@ def run(
                 stored = store.keys()
                 missing = tuple(case for case in part if case.key not in stored)
                 claims.drop(tuple(case for case in part if case.key in stored))
+                if untaught := _untaught(missing, failures):
+                    failures += _diverged(untaught, bars)
+                    claims.drop(tuple(untaught))
+                    missing = tuple(case for case in missing if case not in untaught)
                 if missing:
                     for twin in _teachers(missing):
                         if twin.key in stored and not path_of(folder, twin).exists():
@@ -98,6 +109,8 @@ def run(
                     crew.start(missing, checkpoint(folder, missing))
                     bars.start(missing)
                     running += 1
+                elif untaught:
+                    bars.count()
                 else:
                     bars.done(part, "another process has stored it")
             if running:
@@ -106,11 +119,16 @@ def run(
                 if isinstance(outcome, Exception):
                     failures.append(Failure(part, outcome))
                     bars.failed(part, outcome)
+                    bars.count()
                 else:
-                    results, machine = outcome
+                    (results, reasons), machine = outcome
                     store.put_all(results, about | {"machine": machine or about["machine"]})
                     checkpoint(folder, part).unlink(missing_ok=True)
-                    bars.done(part, f"{sum(result.seconds for result in results):.1f} s")
+                    failures += _diverged(reasons, bars)
+                    if trained := tuple(result.case for result in results):
+                        bars.done(trained, f"{sum(result.seconds for result in results):.1f} s")
+                    else:
+                        bars.count()
                 claims.drop(part)
             elif waiting:
                 bars.wait(waiting[0])
@@ -138,6 +156,23 @@ def _can_start(part: Part, store: Store, failures: Sequence[Failure]) -> bool:
     return not teachers or {case.key for case in teachers if case not in failed} <= store.keys()
 
 
+def _untaught(part: Part, failures: Sequence[Failure]) -> dict[Case, str]:
+    """The cases of a part whose teachers have diverged, and why."""
+    lost: dict[Case, str] = {}
+    for failure in failures:
+        lost |= failure.error.reasons if isinstance(failure.error, Diverged) else {}
+    students = [case for case in part if is_taught(case) and dense(case) in lost]
+    return blamed(students, lost)
+
+
+def _diverged(reasons: Mapping[Case, str], bars: "_Bars") -> list[Failure]:
+    """Each case that diverged as a failure of its own, told."""
+    made = [Failure((case,), Diverged({case: reason})) for case, reason in reasons.items()]
+    for part, error in made:
+        bars.failed(part, error)
+    return made
+
+
 def parts(cases: Iterable[Case], ensemble: int) -> list[Part]:
     """The cases, those of one group together, at most `ensemble` of them at once."""
     if ensemble < 1:
@@ -152,6 +187,13 @@ def title(part: Part) -> str:
     seeds = [case.seed for case in part]
     several = f"seeds {min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"seed {seeds[0]}"
     return f"{part[0].title} {several}"
+
+
+def said(error: Exception) -> str:
+    """An error in a line: with its kind, unless the sentence is ours."""
+    if isinstance(error, Diverged):
+        return "; ".join(error.reasons.values())
+    return str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}"
 
 
 def checkpoints(store: Store) -> Path:
@@ -231,15 +273,11 @@ class _Local:
         self._part, self._checkpoint = part, checkpoint
 
     def finish(self) -> tuple[Part, Outcome]:
-        from .trainer import train
-
         try:
-            results = train(
-                self._part, device=self._device, root=self._root, checkpoint=self._checkpoint, report=self._report
-            )
+            trained = _train(self._part, self._device, self._root, self._checkpoint, self._report)
         except Exception as error:  # whatever it is, the other parts are to be trained
             return self._part, error
-        return self._part, (results, "")
+        return self._part, (trained, "")
 
 
 class _Ray:
@@ -253,7 +291,7 @@ class _Ray:
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise
-            raise ModuleNotFoundError('engine ray needs ray: pip install "fastff[ray]"', name="ray") from None
+            raise ModuleNotFoundError(f"engine ray needs ray: {install('ray')}", name="ray") from None
         self._ray: Any = ray
         if not ray.is_initialized():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)  # the cluster of RAY_ADDRESS, or one made here
@@ -272,16 +310,25 @@ class _Ray:
         try:
             return part, self._ray.get(task)
         except self._ray.exceptions.RayError as error:
-            return part, error
+            cause = getattr(error, "cause", None)
+            return part, cause if isinstance(cause, EXPECTED) else error
 
 
-def _work(part: Part, device: str, root: Path | None, checkpoint: Path) -> tuple[list[Result], str]:
+def _work(part: Part, device: str, root: Path | None, checkpoint: Path) -> tuple[Trained, str]:
     """What a worker does. A checkpoint needs a file system that it shares with the driver."""
     from ..bench.rows import machine
-    from .trainer import train
 
     there = checkpoint if checkpoint.parent.is_dir() else None
-    return train(part, device=device, root=root, checkpoint=there), machine(device)
+    return _train(part, device, root, there, None), machine(device)
+
+
+def _train(part: Part, device: str, root: Path | None, checkpoint: Path | None, report: Report | None) -> Trained:
+    from .trainer import train
+
+    try:
+        return train(part, device=device, root=root, checkpoint=checkpoint, report=report), {}
+    except Diverged as error:
+        return error.results, error.reasons
 
 
 class _Bars:
@@ -306,17 +353,21 @@ class _Bars:
     def note(self, text: str) -> None:
         self._console.print(escape(text), soft_wrap=True)
 
-    def done(self, part: Part, text: str) -> None:
+    def count(self) -> None:
+        """A part is over."""
         self._done += 1
         self._progress.advance(self._all)
+
+    def done(self, part: Part, text: str) -> None:
+        self.count()
         if self._lines:
             self._console.print(escape(f"{self._done} of {self._total}: {title(part)}: {text}"), soft_wrap=True)
 
     def failed(self, part: Part, error: Exception) -> None:
-        self._progress.advance(self._all)
-        self._done += 1
-        self._console.print(escape("".join(traceback.format_exception(error))), style="dim", soft_wrap=True)
-        self._console.print(escape(f"failed: {title(part)}: {type(error).__name__}: {error}"), style="red")
+        if not isinstance(error, EXPECTED):
+            trace = "".join(traceback.format_exception(error))
+            self._console.print(escape(trace), style="dim", soft_wrap=True)
+        self._console.print(escape(f"failed: {title(part)}: {said(error)}"), style="red", soft_wrap=True)
 
 
 @contextmanager

@@ -8,11 +8,10 @@ holds anything else is refused before it is touched.
 import csv
 import dataclasses
 import json
-import os
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
@@ -38,6 +37,10 @@ KINDS |= dict.fromkeys(("M_A", "G_A", "soft_hard_gap", "smallest_share", "second
 ORDER = ["dataset", "model", "width", "leaf_width", "depth", "recipe", "goal", "seed", "key"]
 
 
+class StoreError(OSError):
+    """A store that cannot be read or written; the message says what to do."""
+
+
 class Record(NamedTuple):
     """A stored result, and where, when and how it was made."""
 
@@ -52,39 +55,32 @@ def about(device: str, commit: str = "") -> dict[str, str]:
 
 
 class Store:
-    """The results in a file, which is made if it is not there."""
+    """The results in a file, which is made if it is not there.
 
-    def __init__(self, path: Path | str) -> None:
+    read_only: a copy of the results in memory, of a file that must be there and is not touched.
+    """
+
+    def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
         self.path = Path(path)
         _check(self.path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # isolation_level=None: a statement is a transaction of its own unless BEGIN says otherwise.
-        self._db = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        with _told(self.path):
+            self._db = _copy(self.path) if read_only else self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
         try:
-            _patiently(self._db, "PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._make()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be made: {error.strerror}. Choose another directory.") from None
+        # isolation_level=None: a statement is a transaction of its own unless BEGIN says otherwise.
+        db = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        try:
+            _patiently(db, "PRAGMA journal_mode = WAL")  # readers and a writer do not wait for each other
+            db.execute("PRAGMA synchronous = FULL")
+            _make(db)
         except BaseException:
-            self._db.close()
+            db.close()
             raise
-
-    def _make(self) -> None:
-        columns = ", ".join(f'"{name}" {KINDS.get(name, "TEXT")}' for name in COLUMNS)
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
-            self._db.execute(f"CREATE TABLE IF NOT EXISTS results ({columns})")
-            if self._db.execute("PRAGMA user_version").fetchone()[0] == 1:
-                self._renew()
-            self._db.execute(f"PRAGMA application_id = {APPLICATION}")
-            self._db.execute(f"PRAGMA user_version = {VERSION}")
-
-    def _renew(self) -> None:
-        """In version 1 a key had all settings, those that are as usual, too."""
-        keys = [key for (key,) in self._db.execute("SELECT key FROM results")]
-        for key in keys:
-            case = self.records(history=False, key=key)[0].result.case
-            new = {"old": key, "key": case.key, "settings": json.dumps(case.settings)}
-            self._db.execute("UPDATE OR IGNORE results SET key = :key, settings = :settings WHERE key = :old", new)
+        return db
 
     def close(self) -> None:
         self._db.close()
@@ -105,8 +101,7 @@ class Store:
 
     def _insert(self, rows: Sequence[dict[str, Any]]) -> int:
         insert = f"INSERT OR IGNORE INTO results VALUES ({', '.join(f':{name}' for name in COLUMNS)})"
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
+        with _told(self.path), _written(self._db):
             return sum(self._db.execute(insert, row).rowcount for row in rows)
 
     def get(self, case: Case) -> Result | None:
@@ -116,7 +111,8 @@ class Store:
 
     def keys(self) -> set[str]:
         """The keys of the cases that have a result."""
-        return {key for (key,) in self._db.execute("SELECT key FROM results")}
+        with _told(self.path):
+            return {key for (key,) in self._db.execute("SELECT key FROM results")}
 
     def results(self, history: bool = True, **where: Any) -> list[Result]:
         """The results with these values, such as `dataset="mnist", leaf_width=[8, 4]`. Without `history` it is {}."""
@@ -134,7 +130,8 @@ class Store:
             values += several
         names = [*SMALL, "history"] if history else SMALL
         query = f"SELECT {_quoted(names)} FROM results WHERE {' AND '.join(tests)} ORDER BY {_quoted(ORDER)}"
-        return [_record(dict(zip(names, row, strict=True))) for row in self._db.execute(query, values)]
+        with _told(self.path):
+            return [_record(dict(zip(names, row, strict=True))) for row in self._db.execute(query, values)]
 
     def export(self, path: Path, history: bool = False) -> int:
         """Write all results to a CSV file: how many rows it has.
@@ -146,18 +143,12 @@ class Store:
         rows = [_values(result, about) for result, about in self.records(history)]
         for row in rows:
             row["settings"] = json.dumps(shortened(_tuples(json.loads(row["settings"]))))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with draft.open("w", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(names)
-                for row in rows:
-                    values = (row[name] for name in names)
-                    writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in values])
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with bench.replaced(path) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(names)
+            for row in rows:
+                values = (row[name] for name in names)
+                writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in values])
         return len(rows)
 
     def include(self, *paths: Path) -> int:
@@ -167,8 +158,7 @@ class Store:
         """
         records = [record for path in paths for record in _read(path)]
         made = self._insert([_values(result, about) for result, about in records])
-        self._db.execute("BEGIN IMMEDIATE")
-        with self._db:
+        with _told(self.path), _written(self._db):
             for result, about in records:
                 if result.history:
                     update = "UPDATE results SET history = ? WHERE key = ? AND date = ? AND history = '{}'"
@@ -237,29 +227,92 @@ def _tuples(value: Any) -> Any:
 def _check(path: Path) -> None:
     """Refuse what is not a store of this version, by reading alone."""
     if path.is_dir():
-        raise ValueError(f"{path} is a directory; a store of results is a file. Add a file name, or choose another.")
+        raise StoreError(f"{path} is a directory; a store of results is a file. Add a file name, or choose another.")
     if not path.exists() or not path.stat().st_size:
         return
-    with path.open("rb") as file:
-        if file.read(16) != b"SQLite format 3\0":
-            raise ValueError(f"{path} is not a store of results (an SQLite database). Choose another file.")
     try:
-        # Reading a store that no process has open would leave files beside it, unless it is said to be immutable.
-        way = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-        uri = f"file:{quote(str(path.resolve()))}?{way}"
-        with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE)) as db:
-            db.execute("BEGIN")  # all of it as it is at one time: another process may be making the store
-            owner, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path} cannot be read as a store of results: {error}. Choose another file.") from None
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}. Allow it, or choose another file.") from None
+    if start != b"SQLite format 3\0":
+        raise StoreError(f"{path} is not a store of results (an SQLite database). Choose another file.")
+    with _told(path), closing(_reader(path)) as db:
+        db.execute("BEGIN")  # all of it as it is at one time: another process may be making the store
+        owner, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if owner != APPLICATION and tables:  # without tables: another process is making it
-        raise ValueError(f"{path} is a database of another program. Choose another file.")
+        raise StoreError(f"{path} is a database of another program. Choose another file.")
     if owner == APPLICATION and not 1 <= version <= VERSION:
-        raise ValueError(
+        raise StoreError(
             f"{path} has results in version {version} of the schema; this fastff reads version {VERSION}. "
             "Choose another file, or the fastff that made it."
         )
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    """A connection that changes nothing, and leaves no files beside a store that no process has open."""
+    # Without a log all is in the file, and is read where nothing may be written.
+    way = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?{way}", uri=True, timeout=PATIENCE)
+
+
+def _copy(path: Path) -> sqlite3.Connection:
+    """The store in memory, as this version has it."""
+    if not path.exists():
+        raise StoreError(f"{path} is not there. `fastff reproduce` makes a store.")
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    with closing(_reader(path)) as file:
+        file.backup(db)
+    _make(db)
+    return db
+
+
+def _make(db: sqlite3.Connection) -> None:
+    columns = ", ".join(f'"{name}" {KINDS.get(name, "TEXT")}' for name in COLUMNS)
+    with _written(db):
+        db.execute(f"CREATE TABLE IF NOT EXISTS results ({columns})")
+        if db.execute("PRAGMA user_version").fetchone()[0] == 1:
+            _renew(db)
+        db.execute(f"PRAGMA application_id = {APPLICATION}")
+        db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _renew(db: sqlite3.Connection) -> None:
+    """In version 1 a key had all settings, those that are as usual, too."""
+    for key, *row in db.execute(f"SELECT key, {_quoted(SMALL)} FROM results").fetchall():
+        case = _record(dict(zip(SMALL, row, strict=True))).result.case
+        new = {"old": key, "key": case.key, "settings": json.dumps(case.settings)}
+        db.execute("UPDATE OR IGNORE results SET key = :key, settings = :settings WHERE key = :old", new)
+
+
+@contextmanager
+def _written(db: sqlite3.Connection) -> Iterator[None]:
+    """All that happens in the block, or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    with db:
+        yield
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What SQLite says, as an error that names the file and the remedy."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError):
+            raise  # it is not about the file
+        kept = "what was stored is kept"
+        remedies = {
+            "full": f"Make room on its disk and run the command again: {kept}.",
+            "readonly": "Allow writing to the file and its directory, or choose another file.",
+            "unable to open": "Allow reading and writing in its directory, or copy it elsewhere.",
+            "locked": f"Another process holds it: wait for that, or end it; {kept}.",
+            "I/O": f"Its disk may be full: make room and run the command again; {kept}.",
+        }
+        usual = "It is damaged: choose another file, or recover what it has with `sqlite3 FILE .recover`."
+        remedy = next((text for word, text in remedies.items() if word in str(error)), usual)
+        raise StoreError(f"{path} cannot be used as a store of results: {error}. {remedy}") from None
 
 
 def _patiently(db: sqlite3.Connection, statement: str) -> None:

@@ -10,14 +10,16 @@ import copy
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ..surgery import replace_
+from . import checkpoint
 from .case import Case, name_of
+from .checkpoint import Damaged
 from .models import build
 from .settings import of_trees
 
@@ -41,14 +43,25 @@ def path_of(folder: Path, case: Case) -> Path:
     return folder / f"{name_of([case])}.dense.pt"
 
 
+def blamed(cases: Sequence[Case], reasons: Mapping[Case, str]) -> dict[Case, str]:
+    """Why cases whose teachers train at once cannot be taught: by the teacher's own divergence, or by another's."""
+    made = {}
+    for case in cases:
+        twin = dense(case) if dense(case) in reasons else next(iter(reasons))
+        made[case] = f"the teacher, {twin.title} seed {twin.seed}, diverged: {reasons[twin]}"
+    return made
+
+
 def load(folder: Path, case: Case, image: tuple[int, ...], classes: int, device: str) -> nn.Module:
     """A dense transformer from its file, in eval()."""
     model = build(case, image, classes).to(device)
     path = path_of(folder, case)
     try:
-        model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
-    except Exception as error:  # of many kinds, for a file that is damaged
-        raise ValueError(f"{path} is no dense transformer of {case.title}. Remove it: it is trained again.") from error
+        model.load_state_dict(checkpoint.load(path, device))
+    except (Damaged, RuntimeError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} is no dense transformer of {case.title}. Remove it: it is trained again.") from error
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise Damaged(f"{path} has weights that are not finite. Remove it: it is trained again.")
     return model.eval().requires_grad_(False)
 
 

@@ -8,7 +8,6 @@ number: a training that goes on from a checkpoint comes to the same numbers as o
 
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,8 @@ from ..recipe import Recipe
 from . import data, inputs, measure, teacher
 from .augment import augment
 from .case import Case, Result, name_of
+from .checkpoint import Damaged, resume, save
+from .divergence import Diverged, Watch, remedy
 from .ensemble import Ensemble, Measure, Optimizer, Recorded
 from .measure import accuracy
 from .models import build, is_transformer
@@ -57,7 +58,8 @@ def train(
     """The results of cases that differ in the seed alone, trained together.
 
     If `checkpoint` exists the training goes on from there; it is written now and then, and left for the caller to
-    remove. report(epoch, most, text) is called after every evaluation.
+    remove. report(epoch, most, text) is called after every evaluation. `Diverged` is raised at the end if some did; it
+    has the results of the others.
     """
     if len({case.group for case in cases}) != 1:
         raise ValueError("cases that train together must differ in the seed alone.")
@@ -73,7 +75,7 @@ def train(
         teachers = _teachers(cases, device, root, checkpoint, report) if teacher.is_taught(cases[0]) else None
         training = Training(cases, torch.device(device), dataset, teachers)
         if checkpoint is not None and checkpoint.exists():
-            training.load_state_dict(torch.load(checkpoint, map_location=device, weights_only=True))
+            resume(training, checkpoint)
         saved = time.monotonic()
         while not training.finished:
             training.advance()
@@ -85,9 +87,13 @@ def train(
         if checkpoint is not None and training.generalised is not None and cases[0].model == "ViT-FF":
             for i, case in enumerate(cases):
                 path = teacher.path_of(checkpoint.parent, case)
-                if not path.exists():  # or it has taught already
+                if i not in training.watch.reasons and not path.exists():  # or it has taught already
                     save(training.ensemble.member(i, training.generalised.state).state_dict(), path)
-        return training.results()
+        results = training.results()
+        if training.watch.reasons:
+            reasons = {cases[i]: f"{reason}. {remedy(cases[i])}" for i, reason in training.watch.reasons.items()}
+            raise Diverged(reasons, results)
+        return results
 
 
 def _teachers(
@@ -99,18 +105,15 @@ def _teachers(
         folder = Path(temporary) if checkpoint is None else checkpoint.parent
         if missing := [twin for twin in twins if not teacher.path_of(folder, twin).exists()]:
             own = folder / f"{name_of(missing)}.pt"
-            train(missing, device=device, root=root, checkpoint=own, report=report)
+            try:
+                train(missing, device=device, root=root, checkpoint=own, report=report)
+            except Diverged as error:
+                own.unlink(missing_ok=True)
+                raise Diverged(teacher.blamed(cases, error.reasons)) from None
             own.unlink(missing_ok=True)
         dataset = _load(cases[0].dataset, root)
         image = tuple(dataset.train.x.shape[1:])
         return Teachers([teacher.load(folder, twin, image, dataset.classes, device) for twin in twins])
-
-
-def save(state: dict[str, Any], path: Path) -> None:
-    """Replace the file as a whole: whoever kills us leaves the old one or the new one."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    torch.save(state, part)
-    os.replace(part, path)
 
 
 class Training:
@@ -151,6 +154,7 @@ class Training:
         self.generalised = Track(members, self.ensemble) if goal != "M_A" or watched == "validation" else None
         self.epoch, self.seconds = 0, 0.0
         self.history: list[dict[str, list[Any]]] = [{} for _ in cases]
+        self.watch = Watch(members, device)
 
         self._order = torch.zeros(members, self.steps, self.batch, dtype=torch.int64, device=device)
         self._next: Tensor | None = None  # what _order will be
@@ -180,6 +184,7 @@ class Training:
         self.optimizer.reset()
         if self.mean is not None:
             self.mean.copy_(self.ensemble.flat)
+        self.watch.reset()
         self._at.zero_()
 
     def _one_step(self) -> None:
@@ -192,8 +197,9 @@ class Training:
             y = self.teachers.answers(x)
         if self.settings.input_dropout:
             x = F.dropout(x, self.settings.input_dropout)
-        loss = self.ensemble.losses(self._loss, x, y).sum()
-        self.optimizer.step(torch.autograd.grad(loss, self.optimizer.parameters))
+        losses = self.ensemble.losses(self._loss, x, y)
+        self.optimizer.step(torch.autograd.grad(losses.sum(), self.optimizer.parameters))
+        self.watch.note(losses, self.optimizer.count)
         if self.mean is not None:
             # At first a mean of fewer steps, so that it soon leaves the start.
             kept = ((1 + self.optimizer.count) / (10 + self.optimizer.count)).clamp(max=self.settings.averaging)
@@ -219,11 +225,36 @@ class Training:
         start = time.monotonic()
         for _ in range(min(self.every, self.most_epochs - self.epoch)):
             self._train_epoch()
+        self._end(self.find_diverged())
         if self.mean is not None:
             self._rebalance()  # what trains on; the means are, where they are evaluated
         with self._averaged():
             self._evaluate()
+            diverged = self.find_diverged()
+        self._end(diverged)
         self.seconds += time.monotonic() - start
+
+    def find_diverged(self, whole: bool = False) -> list[int]:
+        """The members that have diverged since this was last asked; `whole`: by all of their history, not its end."""
+        tensors = {"a weight": [*self.ensemble.parameters.values()], "the optimizer's state": self.optimizer.moments}
+        if self.mean is not None:
+            tensors["a weight"].append(self.mean)
+        if self.generalised is not None and self.generalised.state is not None:
+            tensors["a weight"] += self.generalised.state.values()
+        rows = [{name: values if whole else values[-1] for name, values in row.items()} for row in self.history]
+        return self.watch.find(self.epoch, self.steps, {name: some for name, some in tensors.items() if some}, rows)
+
+    @torch.no_grad()
+    def _end(self, members: list[int]) -> None:
+        """Let members rest at 0: what is not finite is gone, and nothing waits for them."""
+        means = [] if self.mean is None else [self.mean]
+        for i in members:
+            for tensor in (*self.ensemble.parameters.values(), *self.optimizer.moments, *means):
+                tensor[i].zero_()
+            self.rates[i] = 0.0
+            for track in (self.memorised, self.generalised):
+                if track is not None:
+                    track.done[i] = True
 
     def _train_epoch(self) -> None:
         share = self.epoch / self.most_epochs
@@ -334,7 +365,8 @@ class Training:
         parts = []
         for name, track in (("training", self.memorised), ("validation", self.generalised)):
             if track is not None:
-                parts.append(f"{name} {sum(track.best) / len(track.best):.1f}%")
+                best = [score for i, score in enumerate(track.best) if i not in self.watch.reasons]
+                parts.append(f"{name} {sum(best) / len(best):.1f}%" if best else "diverged")
         return ", ".join(parts)
 
     @torch.no_grad()
@@ -342,7 +374,7 @@ class Training:
         with self._averaged():
             if self.mean is not None:
                 self._rebalance()  # as it was when evaluated
-            return [self._result(i) for i in range(len(self.cases))]
+            return [self._result(i) for i in range(len(self.cases)) if i not in self.watch.reasons]
 
     def _result(self, i: int) -> Result:
         case = self.cases[i]
@@ -376,12 +408,13 @@ class Training:
             "epoch": self.epoch,
             "seconds": self.seconds,
             "history": self.history,
+            "diverged": self.watch.reasons,
             "keys": [case.key for case in self.cases],
         } | {name: None if track is None else track.state_dict() for name, track in tracks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["keys"] != [case.key for case in self.cases]:
-            raise ValueError("the checkpoint is of another training; remove it.")
+            raise Damaged("the checkpoint is of another training. Remove it.")
         self.ensemble.load_state_dict(state["ensemble"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.mean is not None:
@@ -389,6 +422,7 @@ class Training:
         self.rates, self.epoch, self.seconds, self.history = (
             state[name] for name in ("rates", "epoch", "seconds", "history")
         )
+        self.watch.reasons = dict(state["diverged"])
         self._next = None
         for name, track in (("memorised", self.memorised), ("generalised", self.generalised)):
             if track is not None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..extras import install
 from ..layer import FFF
 
 try:
@@ -273,6 +274,6 @@ def _safetensors() -> Any:
         import safetensors
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            'saving and loading need safetensors: pip install "fastff[safetensors]"', name="safetensors"
+            f"saving and loading need safetensors: {install('safetensors')}", name="safetensors"
         ) from None
     return safetensors
