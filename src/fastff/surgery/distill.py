@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..capture import batches, evaluating, feed
+from ..capture import batches, evaluating, feed, hooking
 from ..checks import check_int
 from ..layer import FFF
 from .carry import dense_layer
@@ -102,16 +102,11 @@ def inputs_of(model: nn.Module, modules: dict[str, nn.Module], data: Any, sample
 
         return hook
 
-    handles = [m.register_forward_pre_hook(take(name), with_kwargs=True) for name, m in modules.items()]
-    try:
-        with evaluating(model):
-            for part in batches(data):
-                feed(model, part)
-                if min(sum(map(len, parts)) for parts in kept.values()) >= samples:
-                    break
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), hooking((m.register_forward_pre_hook, take(n)) for n, m in modules.items()):
+        for part in batches(data):
+            feed(model, part)
+            if min(sum(map(len, parts)) for parts in kept.values()) >= samples:
+                break
     missing = [name for name, parts in kept.items() if not sum(map(len, parts))]
     if missing:
         raise ValueError(f"data holds no sample that reaches {missing}. Pass data that runs through them.")

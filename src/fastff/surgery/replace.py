@@ -16,6 +16,7 @@ from torch import nn
 from ..activations import Activation, identity
 from ..capture import batches
 from ..checks import check_int, check_probability
+from ..interrupts import keeps_grad_mode
 from ..layer import FFF
 from .answers import Answers
 from .blocks import FORMS, Block
@@ -28,6 +29,7 @@ from .specification import MEMORY, SIZES, Specification, check_fit, check_specif
 Filter = str | Iterable[str] | Callable[[str, Block], bool]
 
 
+@keeps_grad_mode
 def replace_(
     model: nn.Module,
     *,
