@@ -41,6 +41,12 @@ def layers(model: nn.Module) -> dict[str, FFF]:
     return found
 
 
+def mark_fitted(model: nn.Module) -> None:
+    """The FFF layers of a model have got their trees and leaves: a Recipe then keeps them."""
+    for layer in layers(model).values():
+        layer.fitted_tree = layer.fitted_leaves = True
+
+
 def _plain(name: str) -> str:
     """A module's name without what torch.compile puts into it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

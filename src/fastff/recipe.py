@@ -103,7 +103,7 @@ class Recipe:
             batches(data)
         self.model, self.data = model, data
 
-        old = {name: layer for name, layer in found.items() if not fresh and (fresh is False or layer.fitted_tree)}
+        old = {name: layer for name, layer in found.items() if not fresh and (fresh is False or _is_fitted(layer))}
         alike = [x for x in found.values() if sharing and fresh is not False and (fresh or not x.fitted_leaves)]
         new = {} if data is None else {name: layer for name, layer in found.items() if name not in old}
         self.kept = list(old)  # the layers whose trees were kept
@@ -222,7 +222,7 @@ class Recipe:
         parts.append(f"{len(found)} FFF {'layers' if len(found) > 1 else 'layer'}")
         if self.kept:
             names = ", ".join(repr(name) for name in self.kept[:4]) + (", ..." if len(self.kept) > 4 else "")
-            parts.append(f"{len(self.kept)} with the tree that it had ({names})")
+            parts.append(f"kept the tree of {len(self.kept)} ({names})")
         if self._budget.times:
             parts.append(f"rebalanced {self._budget.times} times, {self.rebalance_seconds:.2g} s")
         return f"Recipe({'; '.join(parts)})"
@@ -251,6 +251,12 @@ class _Noise:
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
+
+
+def _is_fitted(layer: FFF) -> bool:
+    """Whether something gave a layer its tree. One of zeros, as surgery leaves it without data, divides nothing."""
+    weight = layer.node_weight if layer.node_out_weight is None else layer.node_out_weight
+    return layer.fitted_tree and (not layer.depth or bool(weight.any()))
 
 
 def _check_temperatures(value: Any, found: Iterable[FFF]) -> tuple[float, float]:

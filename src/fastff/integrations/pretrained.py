@@ -20,6 +20,7 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel
 
+from ..hardening import mark_fitted
 from ..surgery.checkpoint import (
     check_directory,
     check_note,
@@ -112,6 +113,7 @@ def from_pretrained(directory: str | os.PathLike[str], model_class: Any = None) 
         model = _build(chosen, config, specification, "cpu")
         for own, tensor in weights.tensors(model):
             own.data = tensor
+        mark_fitted(model)
     if generation is not None and model.can_generate():
         model.generation_config = generation
     return model.eval()

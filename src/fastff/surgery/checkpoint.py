@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..hardening import mark_fitted
 from ..layer import FFF
 from .replace import check_model, commit, plan
 from .specification import SIZES, Specification, check_specification, layer_path, module_at, remembered
@@ -61,6 +62,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
             compare(model, weights.header)
             for own, tensor in [*weights.tensors(model)]:  # all are read before the first is set
                 own.data = tensor
+            mark_fitted(model)
         except BaseException:
             commit(undo)
             raise

@@ -105,6 +105,7 @@ def replace_(
         how = fill(block, layer)
         if not isinstance(how, str):
             raise TypeError(f"init must return a string that says what it did; got {how!r} for {block.name}.")
+        layer.fitted_tree, layer.fitted_leaves = init not in INITS, init != "random"
         _keep_requires_grad(block, layer)
         edits += _edits(model, entry, layer)
         specification.append(entry)
