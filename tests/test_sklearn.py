@@ -171,7 +171,7 @@ def test_samples_count_by_their_weight():
             kind(**options).fit(x, y, np.ones(len(x))),
         )
         np.testing.assert_array_equal(whole.predict(x), part.predict(x))
-    with pytest.raises(ValueError, match="sample_weight is 0 for every sample|at least one non-zero"):
+    with pytest.raises(ValueError, match=r"sample_weight is 0 for every sample|at least one non-zero"):
         FFFClassifier(**options).fit(x, y, np.zeros(len(x)))
     with pytest.raises(ValueError, match=r"[Nn]egative"):
         FFFRegressor(**options).fit(x, y, -np.ones(len(x)))
