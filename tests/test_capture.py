@@ -1,3 +1,6 @@
+import copy
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +23,6 @@ class Echo(nn.Module):
         ((torch.tensor(1), torch.tensor(2)), ((1,), {})),
         ([torch.tensor(1), torch.tensor(2)], ((1,), {})),
         ({"pixels": torch.tensor(1), "scale": 2}, ((), {"pixels": 1, "scale": 2})),
-        ("text", (("text",), {})),
     ],
 )
 def test_what_a_model_is_fed(batch, seen):
@@ -78,3 +80,36 @@ def test_data_of_another_width_is_named(shape):
     for call in (fastff.initialize_tree_, fastff.rebalance_, fastff.usage, lambda m, x: fastff.Recipe(m, x, steps=2)):
         with pytest.raises(ValueError, match=r"in_features=8; data reaches it as"):
             call(layer, torch.randn(shape))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros((4, 8)), "got ndarray. Pass torch.from_numpy"),
+        ([np.zeros((4, 8))] * 2, "got a list of ndarray. Pass torch.from_numpy"),
+        ((np.zeros((4, 8)), np.zeros(4)), "got a list of ndarray. Pass torch.from_numpy"),
+        ("a text", "got str. Pass tokenised batches"),
+        (["a text", "another"], "got a list of str. Pass tokenised batches"),
+        ([(np.zeros((4, 8)), 1)], "got a list of ndarray. Pass torch.from_numpy"),
+        ([["a text"], ["another"]], "got a list of str. Pass tokenised batches"),
+    ],
+)
+def test_arrays_and_texts_are_no_data(data, message):
+    """They got as far as the model, which raised what only its author could read."""
+    layer = fastff.FFF(8, 4, depth=2, leaf_width=2)
+    dense = nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
+    operated = copy.deepcopy(dense)
+    report = fastff.replace_(operated, depth=2)
+    before = copy.deepcopy(layer.state_dict())
+    for call in (
+        lambda: fastff.initialize_tree_(layer, data),
+        lambda: fastff.rebalance_(layer, data),
+        lambda: fastff.usage(layer, data),
+        lambda: fastff.Recipe(layer, data, steps=2),
+        lambda: fastff.replace_(dense, depth=2, init="data", data=data),
+        lambda: fastff.distill_(operated, report, data, steps=1, progress=False),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+    assert not hasattr(dense[0], "route")

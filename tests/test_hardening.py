@@ -242,12 +242,21 @@ def test_schedule_errors():
         fastff.Schedule("step", 1.0)
     with pytest.raises(ValueError, match="needs an end and at least 1 step"):
         fastff.Schedule("linear", 1.0)
-    with pytest.raises(ValueError, match="positive start and end"):
+    with pytest.raises(ValueError, match="start must be finite and positive; got 0"):
         fastff.Schedule("exponential", 0.0, 1.0, steps=3)
-    with pytest.raises(ValueError, match="finite start to a finite end; got nan"):
+    with pytest.raises(ValueError, match="start must be finite; got nan"):
         fastff.Schedule("linear", math.nan, 1.0, steps=3)
     with pytest.raises(TypeError, match=r"steps must be an integer; got 2.5"):
         fastff.Schedule("linear", 0.0, 1.0, steps=2.5)
+    for start in ("1", None, True):
+        with pytest.raises(TypeError, match="start must be a number"):
+            fastff.Schedule("constant", start)
+    with pytest.raises(
+        ValueError, match="too far for a float"
+    ):  # it raised or gave infinity in the midst of a training
+        fastff.Schedule("exponential", 1e-300, 1e300, steps=3)
+    with pytest.raises(ValueError, match="too far for a float"):
+        fastff.Schedule("linear", -1e308, 1e308, steps=3)
     with pytest.raises(ValueError, match=r"state has kind, start, .*; got nothing"):
         fastff.Schedule("constant", 1.0).load_state_dict({})
 
@@ -256,3 +265,12 @@ def test_set_temperature():
     model = two_layers()
     fastff.set_temperature_(model, 3.0)
     assert (model[0].temperature, model[2].temperature) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize("value", [1e39, 1e-60, 0.0, math.nan, "2", None, True])
+def test_a_temperature_that_one_layer_cannot_have_is_set_in_none(value):
+    """The first layer, of float64, had it already when the second raised."""
+    model = nn.Sequential(make(5, 6, depth=2), make(6, 3, depth=2, dtype=torch.float32))
+    with pytest.raises((ValueError, TypeError), match="temperature must be"):
+        fastff.set_temperature_(model, value)
+    assert (model[0].temperature, model[1].temperature) == (1, 1)

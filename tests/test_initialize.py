@@ -1,5 +1,7 @@
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -254,3 +256,57 @@ def test_no_sample_is_spared_among_equal_ones(values, bias, counts):
 def test_rebalance_refuses_shares_that_are_none(least):
     with pytest.raises(ValueError, match="least must be from 0 to 1"):
         fastff.rebalance_(make(), torch.randn(4, 5), least=least)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    exponent=st.integers(-45, 38),
+    std=st.sampled_from([1e-30, 1e-3, 1.0, 1e3, 1e30]),
+    node_width=st.sampled_from([1, 2]),
+    seed=st.integers(0, 9),
+)
+def test_trees_are_finite_and_balanced_or_refused(dtype, exponent, std, node_width, seed):
+    """Data of 3e38 or 1e-40, or of 1e-5 in float16, gave weights that were infinite or NaN, without a word."""
+    torch.manual_seed(seed)
+    layer = make(5, 2, depth=2, node_width=node_width, activation="tanh", dtype=dtype)
+    x = (torch.randn(64, 5, dtype=torch.float64).clamp(-3, 3) * 10.0**exponent).to(dtype)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    refused = ""
+    try:
+        fastff.initialize_tree_(layer, x, std=std)
+    except ValueError as error:
+        refused = str(error)
+    if refused:
+        assert "hold NaN or infinity" in refused or f"has no place in {dtype}" in refused
+        assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+        return
+    assert all(parameter.isfinite().all() for parameter in layer.parameters())
+    if len(x.unique(dim=0)) == 64 and dtype in (torch.float32, torch.float64):
+        assert counts(layer, x)[""].min() >= 8
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(3e38, torch.float32), (1e-30, torch.float32), (1e-5, torch.float16), (1e150, torch.float64)]
+)
+def test_data_of_any_scale_whose_tree_has_a_place(scale, dtype):
+    torch.manual_seed(0)
+    layer = fastff.FFF(256, 2, depth=3, leaf_width=1, dtype=dtype)
+    x = (torch.randn(512, 256, dtype=torch.float64).clamp(-1, 1) * scale).to(dtype)
+    fastff.initialize_tree_(layer, x, std=0.5)
+    assert counts(layer, x)[""].min() >= 48
+    assert layer.node_logits(x)[:, 0].std().item() == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(("scale", "dtype"), [(1e-40, torch.float32), (1e-6, torch.float16), (1e300, torch.float64)])
+def test_a_tree_without_a_place_is_named(scale, dtype):
+    layer = fastff.FFF(8, 2, depth=3, leaf_width=1, dtype=dtype)
+    x = (torch.randn(512, 8, dtype=torch.float64) * scale).to(dtype)
+    with pytest.raises(ValueError, match=rf"tree of the FFF layer '' has no place in {dtype}.*Standardise the inputs"):
+        fastff.initialize_tree_(layer, x)
+
+
+@pytest.mark.parametrize("std", [float("inf"), float("nan"), -1.0, 0.0])
+def test_deviations_that_are_none(std):
+    with pytest.raises(ValueError, match="std must be finite and positive"):
+        fastff.initialize_tree_(make(), torch.randn(8, 5, dtype=torch.float64), std=std)

@@ -355,3 +355,18 @@ def test_lightning_errors(tmp_path):
     with pytest.raises(ValueError, match="has no FFF layer"):
         fit(module, tmp_path, with_lightning.FFFCallback())
     assert "training_step" not in vars(module)
+
+
+@pytest.mark.parametrize("fresh", [None, True, False])
+@pytest.mark.parametrize("library", [with_transformers, with_lightning])
+def test_callbacks_take_fresh(library, fresh):
+    """FFFCallback(data, fresh=False) raised a TypeError: it passed fresh itself."""
+    model = Tiny()
+    tree = model.fff.node_weight.detach().clone()
+    companion = library.FFFCallback({"x": samples()[0]}, fresh=fresh).companion
+    companion.begin(model, 4)
+    assert torch.equal(tree, model.fff.node_weight) == (fresh is False)
+    tree = model.fff.node_weight.detach().clone()
+    companion.begin(model, 4, done=2)  # resumed: whatever was asked for at the start, it has happened
+    assert torch.equal(tree, model.fff.node_weight)
+    companion.end()

@@ -781,18 +781,18 @@ def test_float16_batches_past_its_range():
 @pytest.mark.parametrize(
     ("local", "options", "message"),
     [
-        (LocalSGD, {"lr": -0.1}, "lr must not be negative; got -0.1"),
-        (LocalSGD, {"lr": float("nan")}, "lr must not be negative; got nan"),
-        (LocalSGD, {"lr": 0.1, "local_batch": 0}, "local_batch must be positive; got 0"),
-        (LocalSGD, {"lr": 0.1, "local_batch": float("nan")}, "local_batch must be positive; got nan"),
+        (LocalSGD, {"lr": -0.1}, "lr must be finite, and 0 or more; got -0.1"),
+        (LocalSGD, {"lr": float("nan")}, "lr must be finite, and 0 or more; got nan"),
+        (LocalSGD, {"lr": 0.1, "local_batch": 0}, "local_batch must be finite and positive; got 0"),
+        (LocalSGD, {"lr": 0.1, "local_batch": float("nan")}, "local_batch must be finite and positive; got nan"),
         (LocalSGD, {"lr": 0.1, "momentum": 1.0}, r"momentum must be in \[0, 1\); got 1.0"),
         (LocalSGD, {"lr": 0.1, "momentum": -0.5}, r"momentum must be in \[0, 1\); got -0.5"),
-        (LocalSGD, {"lr": 0.1, "weight_decay": -1}, "weight_decay must not be negative; got -1"),
-        (LocalAdam, {"lr": -1e-3}, "lr must not be negative; got -0.001"),
-        (LocalAdam, {"local_batch": -2}, "local_batch must be positive; got -2"),
+        (LocalSGD, {"lr": 0.1, "weight_decay": -1}, "weight_decay must be finite, and 0 or more; got -1"),
+        (LocalAdam, {"lr": -1e-3}, "lr must be finite, and 0 or more; got -0.001"),
+        (LocalAdam, {"local_batch": -2}, "local_batch must be finite and positive; got -2"),
         (LocalAdam, {"betas": (0.9, 1.0)}, r"betas must be in \[0, 1\); got \(0.9, 1.0\)"),
-        (LocalAdam, {"eps": -1e-8}, "eps must not be negative; got -1e-08"),
-        (LocalAdam, {"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
+        (LocalAdam, {"eps": -1e-8}, "eps must be finite, and 0 or more; got -1e-08"),
+        (LocalAdam, {"weight_decay": -0.1}, "weight_decay must be finite, and 0 or more; got -0.1"),
     ],
 )
 def test_bad_arguments(local, options, message):
@@ -800,6 +800,15 @@ def test_bad_arguments(local, options, message):
     with pytest.raises(ValueError, match=message):
         local(layer, **options)
     assert not layer._forward_hooks, "a failed construction leaves the model as it was"
+
+
+@pytest.mark.parametrize("name", ["lr", "local_batch", "eps", "weight_decay", "betas"])
+@pytest.mark.parametrize("value", ["1", None, True])
+def test_arguments_that_are_no_numbers(name, value):
+    layer = make()
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        LocalAdam(layer, **{name: value})
+    assert not layer._forward_hooks
 
 
 def test_a_model_without_an_fff_is_an_error():

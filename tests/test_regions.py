@@ -44,3 +44,10 @@ def test_share_and_leaves_used():
     even = fastff.usage(layer, torch.randn(4000, 5, dtype=torch.float64))[""]
     assert even.leaves_used == 4
     assert 0.5 < even.smallest_share <= 1.0
+
+
+def test_usage_prints_its_facts():
+    """It printed four tensors."""
+    layer = make(depth=2)
+    fastff.initialize_tree_(layer, x := torch.randn(64, 5, dtype=torch.float64))
+    assert repr(fastff.usage(layer, x)[""]) == "Usage(64 samples, 4 of 4 leaves used, smallest share 1.00)"

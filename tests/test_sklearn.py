@@ -15,7 +15,11 @@ from fastff.integrations.sklearn import FFFClassifier, FFFRegressor
 SHORT = {"depth": 2, "leaf_width": 8, "epochs": 12, "batch_size": 32, "learning_rate": 3e-2, "noise": 0.2}
 
 
-@parametrize_with_checks([FFFClassifier(**SHORT), FFFRegressor(**SHORT)])
+# As for scikit-learn's own MLPClassifier: other samples make other batches.
+BATCHES = {"check_sample_weight_equivalence_on_dense_data": "a sample of weight 2 is not drawn as two samples are"}
+
+
+@parametrize_with_checks([FFFClassifier(**SHORT), FFFRegressor(**SHORT)], expected_failed_checks=lambda _: BATCHES)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -149,3 +153,38 @@ def test_values_that_float32_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="too large for float32"):
         FFFClassifier(**SHORT, standardize=False).fit(x * 1e60, y)
     assert isinstance(FFFClassifier(**SHORT).fit(x * 1e60, y).layer_, fastff.FFF)
+
+
+def test_samples_count_by_their_weight():
+    """Where the same point has both labels, the heavier one wins; a sample of weight 0 is as if it were not there."""
+    x, y = rings()
+    both, labels = np.concatenate([x, x]), np.concatenate([y, 1 - y])
+    weight = np.concatenate([np.full(len(x), 3.0), np.full(len(x), 0.1)])
+    options = SHORT | {"epochs": 40, "random_state": 0}
+    assert FFFClassifier(**options).fit(both, labels, sample_weight=weight).score(x, y) > 0.95
+    assert FFFClassifier(**options).fit(both, labels, sample_weight=weight[::-1]).score(x, y) < 0.05
+    nothing = np.concatenate([np.ones(len(x)), np.zeros(len(x))])
+    far = np.concatenate([x, x + 1e6])
+    for kind in (FFFClassifier, FFFRegressor):
+        whole, part = (
+            kind(**options).fit(far, labels, sample_weight=nothing),
+            kind(**options).fit(x, y, np.ones(len(x))),
+        )
+        np.testing.assert_array_equal(whole.predict(x), part.predict(x))
+    with pytest.raises(ValueError, match=r"sample_weight is 0 for every sample|at least one non-zero"):
+        FFFClassifier(**options).fit(x, y, np.zeros(len(x)))
+    with pytest.raises(ValueError, match=r"[Nn]egative"):
+        FFFRegressor(**options).fit(x, y, -np.ones(len(x)))
+
+
+def test_weights_of_one_change_nothing():
+    x, y = rings()
+    plain, ones = FFFClassifier(**SHORT, random_state=0).fit(x, y), FFFClassifier(**SHORT, random_state=0)
+    np.testing.assert_allclose(ones.fit(x, y, np.full(len(x), 7.0)).predict_proba(x), plain.predict_proba(x), atol=1e-2)
+
+
+def test_held_out_samples_are_weighted_too():
+    x, y = rings()
+    weight = np.where(y == 0, 1.0, 1e-6)
+    model = FFFClassifier(**SHORT, validation=0.3, random_state=0).fit(x, y, weight)
+    assert (model.predict(x) == 0).mean() > 0.9

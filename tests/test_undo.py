@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import random
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -13,7 +14,8 @@ from torch import nn
 
 import fastff
 import fastff.surgery
-from fastff.surgery.undo import Undo
+from fastff.surgery import undo
+from fastff.surgery.undo import unchanged_on_error
 from test_surgery import FAMILIES, TOKENS, build
 
 SURGERY = Path(fastff.surgery.__file__).parent
@@ -177,33 +179,34 @@ def test_everything_goes_back_and_nothing_else_is_touched():
         torch.set_grad_enabled(False)
         raise KeyError("no")
 
-    with pytest.raises(KeyError), Undo(model, values=[model[1].bias]):
+    with pytest.raises(KeyError), unchanged_on_error(model, values=[model[1].bias]):
         spoil()
     assert fingerprint(model) == before
     assert same(values(model), old)
     assert torch.equal(model[1].weight, untrained)
-    with Undo(model, values=[model[1].bias]), torch.no_grad():
+    with unchanged_on_error(model, values=[model[1].bias]), torch.no_grad():
         model[1].bias.zero_()
     assert not model[1].bias.any()
 
 
-def test_a_second_interruption_while_it_goes_back():
+def test_a_second_interruption_while_it_goes_back(monkeypatch):
     """Ctrl-C is often pressed twice."""
     model = nn.Linear(2, 2)
-    undo, calls = Undo(model), []
-    real = undo.restore
+    real = undo._Snapshot.restore
 
-    def restore():
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        real()
+    def restore(snapshot):
+        signal.raise_signal(signal.SIGINT)
+        real(snapshot)
 
-    undo.restore = restore
-    with pytest.raises(KeyError), undo:
-        {}[model.eval()]
+    def interrupted():
+        model.eval()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(undo._Snapshot, "restore", restore)
+    with pytest.raises(KeyboardInterrupt), unchanged_on_error(model):
+        interrupted()
     assert model.training
-    assert len(calls) == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(("taught", "source"), [(1, "data"), (1, "loss"), (1, "bar"), (0, "data"), (0, "bar")])

@@ -6,8 +6,9 @@ from .baselines import FF, MoE, importance_loss, load_loss
 from .compat import from_fastfeedforward
 from .explain import Explanation, explain
 from .hardening import Schedule, balance_loss, entropies, hardening_loss, set_temperature_
-from .initialize import initialize_tree_, rebalance_
+from .initialize import initialize_tree_
 from .layer import FFF
+from .rebalance import rebalance_
 from .recipe import Recipe
 from .regions import Usage, usage
 from .surgery import Report, apply_, distill_, load_, replace_, save

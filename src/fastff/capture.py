@@ -7,19 +7,21 @@ batches.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from .hardening import layers
+from .interrupts import guarded
 from .layer import FFF
 
 
 def batches(data: Any) -> Iterable[Any]:
     """The batches in `data`."""
+    _check_kind(data)
     if isinstance(data, list) and _holds_batches(data):
         return data
     if isinstance(data, Tensor | Mapping | tuple | list):
@@ -27,6 +29,20 @@ def batches(data: Any) -> Iterable[Any]:
     if isinstance(data, Iterable):
         return data
     raise TypeError(f"data must be a tensor, a batch or an iterable of batches; got {type(data).__name__}.")
+
+
+def _check_kind(data: Any) -> None:
+    """Raise for arrays and texts, and for lists of them, which are no inputs of a model of torch."""
+    first = next(iter(data), None) if isinstance(data, tuple | list) else data
+    what = "a list of " if first is not data else ""
+    if isinstance(first, str | bytes):
+        raise TypeError(
+            f"data must be tensors; got {what}{type(first).__name__}. Pass tokenised batches, such as "
+            'tokenizer(texts, padding=True, return_tensors="pt").'
+        )
+    if hasattr(first, "__array__") and not isinstance(first, Tensor):  # numpy, pandas
+        got = f"{what}{type(first).__name__}"
+        raise TypeError(f"data must be tensors; got {got}. Pass torch.from_numpy(array), in the dtype of the model.")
 
 
 def _holds_batches(data: list[Any]) -> bool:
@@ -47,6 +63,7 @@ def _holds_batches(data: list[Any]) -> bool:
 
 def feed(model: nn.Module, batch: Any) -> Any:
     """What a model answers to a batch, on the device where the model is."""
+    _check_kind(batch)
     first = next(model.parameters(), None)
     if isinstance(batch, Mapping):
         moved = {k: v.to(first.device) if isinstance(v, Tensor) and first is not None else v for k, v in batch.items()}
@@ -55,9 +72,9 @@ def feed(model: nn.Module, batch: Any) -> Any:
     return model(x.to(first.device) if isinstance(x, Tensor) and first is not None else x)
 
 
-@contextmanager
+@guarded
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode, without gradients and not compiled; then everything as it was."""
+    """The model in evaluation mode, without gradients and not compiled; then unchanged."""
     modes = {module: module.training for module in model.modules()}
     # Compiled code runs no hook.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
@@ -69,8 +86,7 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
             module.training = mode
 
 
-@contextmanager
-def watching(found: Mapping[str, FFF], see: Callable[[str, FFF, Tensor], None]) -> Iterator[None]:
+def watching(found: Mapping[str, FFF], see: Callable[[str, FFF, Tensor], None]) -> AbstractContextManager[None]:
     """Within the block, call see(name, layer, inputs) before each forward of these layers; inputs are (batch, in)."""
 
     def hook(layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], name: str) -> None:
@@ -80,10 +96,16 @@ def watching(found: Mapping[str, FFF], see: Callable[[str, FFF, Tensor], None]) 
             raise ValueError(f"{at} has in_features={layer.in_features}; data reaches it as {tuple(x.shape)}.")
         see(name, layer, x.reshape(-1, layer.in_features))
 
-    handles = [
-        layer.register_forward_pre_hook(partial(hook, name=name), with_kwargs=True) for name, layer in found.items()
-    ]
+    return hooking((layer.register_forward_pre_hook, partial(hook, name=name)) for name, layer in found.items())
+
+
+@guarded
+def hooking(hooks: Iterable[tuple[Callable[..., RemovableHandle], Callable[..., Any]]]) -> Iterator[None]:
+    """Hooks that see keywords too, each with the method that registers it; they are removed after the block."""
+    handles: list[RemovableHandle] = []
     try:
+        for register, hook in hooks:
+            handles.append(register(hook, with_kwargs=True))
         yield
     finally:
         for handle in handles:
@@ -94,10 +116,9 @@ class Enough(Exception):
     """Raised by a watcher to leave a forward that has shown what it should."""
 
 
-def reached(model: nn.Module, data: Any, samples: int) -> tuple[list[str], list[Any]]:
-    """The FFF layers in the order in which data reaches them, and as many batches as show each of them `samples`
+def reached(model: nn.Module, data: Any, samples: int, found: Mapping[str, FFF]) -> tuple[list[str], list[Any]]:
+    """These FFF layers in the order in which data reaches them, and as many batches as show each of them `samples`
     inputs."""
-    found = layers(model)
     seen: dict[str, int] = {}
 
     def count(name: str, _: FFF, inputs: Tensor) -> None:

@@ -3,7 +3,9 @@
 import math
 import operator
 import os
+import sys
 from collections.abc import Mapping
+from numbers import Real
 from typing import SupportsIndex
 
 import torch
@@ -20,15 +22,33 @@ def check_int(name: str, value: SupportsIndex, least: int) -> int:
     return number
 
 
+def check_number(
+    name: str, value: float, least: float, most: float = sys.float_info.max, *, above: bool = False
+) -> float:
+    """The value as a float (numpy's numbers are welcome), if it is finite and from `least`, or above it, to `most`."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number; got {value!r} of type {type(value).__name__}.")
+    try:
+        number = float(value)
+    except OverflowError:  # an int past the largest float
+        number = math.inf
+    if not math.isfinite(number) or number < least or number > most or (above and number == least):
+        low = "" if least == -sys.float_info.max else f", and {least:g} or more"
+        low = f" and {'positive' if least == 0 else f'above {least:g}'}" if above else low
+        high = f", and at most {most:.4g}" if most < number < math.inf else ""
+        raise ValueError(f"{name} must be finite{low}{high}; got {value}.")
+    return number
+
+
 def check_probability(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is a probability, a number; got {value!r} of type {type(value).__name__}.")
     if not 0 <= value < 1:
         raise ValueError(f"{name} is a probability and must be in [0, 1); got {value}.")
 
 
 def check_share(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is a number from 0 to 1; got {value!r} of type {type(value).__name__}.")
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be from 0 to 1; got {value}.")

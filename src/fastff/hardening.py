@@ -11,7 +11,8 @@ H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions
 """
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 from . import tree as heap
 from .backends import select
 from .backends.reference import one_hot
-from .checks import check_int
+from .checks import check_int, check_number
+from .interrupts import uninterrupted
 from .layer import FFF
 from .memory import recall
 
@@ -39,6 +41,12 @@ def layers(model: nn.Module) -> dict[str, FFF]:
     return found
 
 
+def mark_fitted(model: nn.Module) -> None:
+    """The FFF layers of a model have got their trees and leaves: a Recipe then keeps them."""
+    for layer in layers(model).values():
+        layer.fitted_tree = layer.fitted_leaves = True
+
+
 def _plain(name: str) -> str:
     """A module's name without what torch.compile puts into it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
@@ -54,8 +62,7 @@ def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] =
     "path": a node counts for a sample by the probability that the sample reaches it, averaged over samples; this is
     the entropy of the mixture.
     """
-    if reduction not in ("mean", "sum", "path"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'path'; got {reduction!r}.")
+    check_reduction(reduction)
     losses = []
     for _, _, logits in last_forward(model):
         entropy = bernoulli_entropy(logits)  # (batch, nodes)
@@ -66,6 +73,11 @@ def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] =
         else:
             losses.append((log_reach(logits).exp() * entropy).sum() / max(len(entropy), 1))
     return torch.stack(losses).sum()
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in ("mean", "sum", "path"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'path'; got {reduction!r}.")
 
 
 def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
@@ -143,9 +155,21 @@ def last_forward(model: nn.Module, differentiable: bool = True) -> Iterator[tupl
 
 
 def set_temperature_(model: nn.Module, value: float) -> None:
-    """Set the temperature of every FFF layer of a model."""
-    for layer in layers(model).values():
-        layer.temperature = value
+    """Set the temperature of every FFF layer of a model; of none if one of them cannot have it."""
+    found = layers(model).values()
+    value = check_temperature("temperature", value, found)
+    with uninterrupted():
+        for layer in found:
+            layer.temperature = value
+
+
+def check_temperature(name: str, value: float, found: Iterable[FFF]) -> float:
+    """The value as a float, if it is a temperature that each of these layers can have."""
+    value = check_number(name, value, 0, above=True)
+    for dtype in {layer._temperature.dtype for layer in found}:
+        if not torch.finfo(dtype).tiny <= value <= torch.finfo(dtype).max:
+            raise ValueError(f"{name} must be positive and finite in {dtype}; got {value}.")
+    return value
 
 
 class Schedule:
@@ -158,14 +182,17 @@ class Schedule:
     def __init__(self, kind: str, start: float, end: float | None = None, steps: int = 0) -> None:
         if kind not in ("constant", "linear", "cosine", "exponential"):
             raise ValueError(f"kind must be 'constant', 'linear', 'cosine' or 'exponential'; got {kind!r}.")
+        steps = check_int("steps", steps, 0)
         if kind != "constant" and (end is None or steps < 1):
             raise ValueError(f"a {kind} schedule needs an end and at least 1 step; got end={end}, steps={steps}.")
-        if kind == "exponential" and not (start > 0 and end is not None and end > 0):
-            raise ValueError(f"an exponential schedule needs a positive start and end; got {start} and {end}.")
-        if not math.isfinite(start) or (end is not None and not math.isfinite(end)):
-            raise ValueError(f"a schedule goes from a finite start to a finite end; got {start} and {end}.")
-        self.kind, self.start, self.steps = kind, start, check_int("steps", steps, 0)
-        self.end = start if end is None or kind == "constant" else end
+        lowest, positive = (0.0, True) if kind == "exponential" else (-sys.float_info.max, False)
+        self.kind, self.start, self.steps = kind, check_number("start", start, lowest, above=positive), steps
+        self.end = self.start if end is None else check_number("end", end, lowest, above=positive)
+        if kind == "constant":
+            self.end = self.start
+        change = self.end / self.start if kind == "exponential" else self.end - self.start
+        if not math.isfinite(change) or (kind == "exponential" and not change):
+            raise ValueError(f"the way from {start} to {end} is too far for a float.")
         self.count = 0
 
     @property

@@ -3,11 +3,11 @@
 A tree drawn at random sends most samples to a few leaves, and training makes that worse, since a leaf that sees more
 learns faster. Random-median initialisation keeps the random directions and puts each boundary at the median of the
 projections of the samples that reach the node, so that every leaf starts with its fair share of the data. Rebalancing
-moves the boundaries of a tree in training, no further than needed for every leaf to keep a part of that share.
+moves the boundaries of a tree in training, no further than needed for every leaf to keep a part of that share; for the
+layers of a model, see rebalance.py.
 """
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from . import tree as heap
 from .backends.reference import at_least_float32, node_logit
 from .capture import Enough, evaluating, feed, reached, watching
+from .checks import check_int, check_number
 from .hardening import layers
+from .interrupts import all_or_nothing
 from .layer import FFF
 
 
 def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: int = 16384) -> None:
-    """Give every FFF layer of `model` a balanced random-median tree for `data`, and leave its leaves as they are.
+    """Give every FFF layer of `model` a balanced random-median tree for `data`, and leave its leaves unchanged.
+
+    An error leaves everything unchanged; one is raised where weights for such data do not fit into the layer's dtype.
 
     Args:
         data: a batch (a tensor, a mapping, or a tuple whose first element is the input) or an iterable of batches such
@@ -31,48 +35,26 @@ def initialize_tree_(model: nn.Module, data: Any, *, std: float = 1.0, samples: 
         std: the standard deviation of a node's logits over the samples that reach it: how decisive the tree starts.
         samples: how many inputs of a layer are enough; batches past that are not read.
     """
-    if not std > 0:
-        raise ValueError(f"std must be positive; got {std}.")
-    _change_trees(model, data, samples, lambda layer, inputs: random_median_(layer, inputs, std=std))
-
-
-def rebalance_(model: nn.Module, data: Any, *, least: float = 0.1, samples: int = 65536) -> None:
-    """Shift the boundaries of every FFF layer of `model` so that each leaf gets `least` of its fair share of `data`.
-
-    A boundary moves no further than needed for the leaves on either side of it, and a sample to spare, and most do not
-    move at all. Directions and leaves stay as they are. Call it now and then in training: leaves that no sample reaches
-    learn nothing, and the balance loss alone may not bring them back.
-
-    Args:
-        data: as in `initialize_tree_`; the share holds on the inputs that are read.
-        least: from 0 (nothing is moved) to 1 (every node halves its samples). Samples that a node cannot tell apart
-            stay together, and a bias in bfloat16 or float16 lands near its place.
-        samples: how many inputs of a layer are enough; batches past that are not read.
-    """
-    if not 0 <= least <= 1:
-        raise ValueError(f"least must be from 0 to 1; got {least}.")
-    _change_trees(model, data, samples, lambda layer, inputs: shift_boundaries_(layer, inputs, least))
-
-
-def _change_trees(model: nn.Module, data: Any, samples: int, change: Callable[[FFF, Tensor], None]) -> None:
-    """Call change(layer, inputs) for every FFF layer in the order in which data reaches them; all or nothing."""
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1; got {samples}.")
+    std, samples = check_number("std", std, 0, above=True), check_int("samples", samples, 1)
     found = layers(model)
-    trees = [parameter for layer in found.values() for parameter in layer.tree_parameters()]
-    before = [parameter.detach().clone() for parameter in trees]
+
+    def commit() -> None:
+        for layer in found.values():
+            layer.fitted_tree = True
+
+    with all_or_nothing((p for layer in found.values() for p in layer.tree_parameters()), commit):
+        place_trees(model, data, found, std, samples)
+
+
+def place_trees(model: nn.Module, data: Any, found: dict[str, FFF], std: float = 1.0, samples: int = 16384) -> None:
+    """As initialize_tree_, for some layers of a model. An error leaves those placed that came before."""
     with evaluating(model):
-        names, kept = reached(model, data, samples)
-        try:
-            for name in names:
-                inputs = _inputs(model, name, found[name], kept)[:samples]
-                if not inputs.isfinite().all():
-                    raise ValueError(f"the inputs of the FFF layer {name!r} hold NaN or infinity; clean the data.")
-                change(found[name], inputs)
-        except BaseException:
-            for parameter, value in zip(trees, before, strict=True):
-                parameter.copy_(value)
-            raise
+        names, kept = reached(model, data, samples, found)
+        for name in names:
+            inputs = _inputs(model, name, found[name], kept)[:samples]
+            check_finite(name, inputs)
+            random_median_(found[name], inputs, std=std)
+            _check_tree(name, found[name], inputs, std)
 
 
 def _inputs(model: nn.Module, name: str, layer: FFF, kept: list[Any]) -> Tensor:
@@ -90,6 +72,27 @@ def _inputs(model: nn.Module, name: str, layer: FFF, kept: list[Any]) -> Tensor:
     return torch.cat(inputs)
 
 
+def check_finite(name: str, inputs: Tensor) -> None:
+    if not inputs.isfinite().all():
+        raise ValueError(f"the inputs of the FFF layer {name!r} hold NaN or infinity; clean the data.")
+
+
+def _check_tree(name: str, layer: FFF, inputs: Tensor, std: float) -> None:
+    """Raise unless the nodes of a tree that was placed are finite, and not zero."""
+    dtype = layer.node_weight.dtype
+    limits = torch.finfo(dtype)
+    overflow = not all(p.isfinite().all() for p in layer.tree_parameters())
+    weights = [w for w in (layer.node_weight, layer.node_out_weight) if w is not None]
+    if overflow or any((w == 0).all(-1).any() for w in weights):
+        spread = inputs.double().std(0, correction=0).max().item()
+        how = f"past {limits.max:.3g}" if overflow else f"below {limits.smallest_normal:.3g}"
+        raise ValueError(
+            f"the tree of the FFF layer {name!r} has no place in {dtype}: for inputs that vary by {spread:.2g} and "
+            f"std={std:.3g}, weights or biases of its nodes are {how}. Standardise the inputs, change std, or use a "
+            "wider dtype."
+        )
+
+
 @torch.no_grad()
 def random_median_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
     """Draw the directions of the nodes anew and split the samples x (batch, in) in halves at each of them.
@@ -97,8 +100,12 @@ def random_median_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
     In a node network with a hidden layer, each hidden neuron is first brought to mean 0 and deviation 1 over the node's
     samples, so that none is stuck on the flat side of its activation.
     """
-    wide = at_least_float32(x.dtype)
-    mean = x.to(wide).mean(0, keepdim=True).to(x.dtype)
+    dtype, wide = layer.node_weight.dtype, at_least_float32(x.dtype)
+    peak = x.abs().max().item() if x.numel() else 1.0
+    if not 2.0**-40 < peak < 2.0**40:  # a square of it might have no place in float32
+        wide = torch.float64
+    x = x.to(wide)
+    mean = x.mean(0, keepdim=True)
     node = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     nn.init.normal_(layer.node_weight)
     scaled, shifted = layer.node_weight, layer.node_bias
@@ -112,21 +119,21 @@ def random_median_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
         here = node - first  # (batch,): the sample's node, counted from the left
         counts = torch.bincount(here, minlength=2**m)
         if layer.node_out_weight is not None:
-            hidden = (x.to(wide).unsqueeze(1) * layer.node_weight[node].to(wide)).sum(-1)  # (batch, n)
+            hidden = (x.unsqueeze(1) * layer.node_weight[node].to(wide)).sum(-1)  # (batch, n)
             center, spread = _moments_by(here, hidden, counts)
-            layer.node_weight[level] /= spread.to(x.dtype).unsqueeze(-1)
-            layer.node_bias[level] = -(center / spread).to(x.dtype)
+            layer.node_weight[level] = (layer.node_weight[level].to(wide) / spread.unsqueeze(-1)).to(dtype)
+            layer.node_bias[level] = -(center / spread).to(dtype)
 
         # Scale first, then shift: what rounding does to the scaled weights is then in the median.
         logit = node_logit(x, node, layer._tree, layer.activation)
         _, spread = _moments_by(here, logit, counts)
-        scaled[level] *= (std / spread).to(scaled.dtype).unsqueeze(-1)
+        scaled[level] = (scaled[level].to(wide) * (std / spread).unsqueeze(-1)).to(dtype)
 
         logit = node_logit(x, node, layer._tree, layer.activation)
         nodes = torch.arange(first, level.stop, device=x.device)
         middle = node_logit(mean.expand(len(nodes), -1), nodes, layer._tree, layer.activation)
         median = _median_by(here, logit, counts, default=middle)
-        shifted[level] = -median.to(shifted.dtype)
+        shifted[level] = -median.to(dtype)
         node = 2 * node + 1 + (node_logit(x, node, layer._tree, layer.activation) >= 0)
 
 
@@ -136,13 +143,6 @@ def alike_(layer: FFF) -> None:
     for parameter in layer.leaf_parameters():
         if parameter.requires_grad:
             parameter.copy_(parameter[:1].expand_as(parameter))
-
-
-@torch.no_grad()
-def shift_boundaries_(layer: FFF, x: Tensor, least: float) -> None:
-    """As rebalance_, for one layer and its inputs x (batch, in)."""
-    bias = layer.node_bias if layer.node_out_bias is None else layer.node_out_bias
-    shift_biases_(bias.unsqueeze(0), layer.node_logits(x).unsqueeze(0), least)
 
 
 @torch.no_grad()
@@ -172,7 +172,7 @@ def shift_biases_(bias: Tensor, logits: Tensor, least: float) -> None:
             below, above = _around(values, counts, wanted)
             spared = torch.where(wanted > left, enough, counts - enough).clamp(min=fewest).minimum(counts - fewest)
             lower, upper = _around(values, counts, spared)
-            boundary = torch.where(lower < upper, lower + upper, below + above) / 2
+            boundary = torch.where(lower < upper, lower / 2 + upper / 2, below / 2 + above / 2)
             shift = torch.where(wanted == left, 0, -boundary)
             before = bias[:, level].clone()
             bias[:, level] += shift.view_as(before).to(bias.dtype)
@@ -208,4 +208,4 @@ def _moments_by(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, T
 def _median_by(group: Tensor, value: Tensor, counts: Tensor, default: Tensor) -> Tensor:
     """A value that has half of its group on either side."""
     below, above = _around(_by_group(group, value), counts, counts // 2)
-    return torch.where(counts > 0, (below + above) / 2, default)
+    return torch.where(counts > 0, below / 2 + above / 2, default)

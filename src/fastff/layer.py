@@ -5,6 +5,7 @@ from the root is followed and one leaf evaluated: depth * node_width + leaf_widt
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -54,6 +55,9 @@ class FFF(nn.Module):
     leaf_gate_weight: nn.Parameter | None
     leaf_gate_bias: nn.Parameter | None
     _temperature: Tensor
+    # Whether data, a dense block or a file gave the tree and the leaves their weights: a Recipe then keeps them.
+    fitted_tree: bool = False
+    fitted_leaves: bool = False
 
     def __init__(
         self,
@@ -116,6 +120,7 @@ class FFF(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters as nn.Linear would for the networks they belong to; set the temperature to 1."""
+        self.fitted_tree = self.fitted_leaves = False
         fans = {"leaf_out_weight": self.leaf_width, "leaf_out_bias": self.leaf_width}
         fans |= {"node_out_weight": self.node_width, "node_out_bias": self.node_width}
         for name, parameter in self.named_parameters(recurse=False):
@@ -249,6 +254,11 @@ class FFF(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> "FFF":
         self._direct = functional.Direct()  # its plan would keep the old memory alive
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self.fitted_tree |= f"{prefix}node_weight" in state_dict
+        self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_logits": None, "_mixture": None, "_direct": functional.Direct()}

@@ -11,6 +11,7 @@ from all samples. It counts once backward has passed, until step() or zero_grad(
 The loss must be a mean over the samples that pass through the layers since the last step.
 """
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_eager
 from .backends.reference import at_least_float32
+from .checks import check_number
 from .hardening import layers, log_reach
 from .layer import FFF
 from .regions import above
@@ -33,11 +35,9 @@ class _Local(torch.optim.Optimizer):
     """The gathering, shared by the optimisers; a subclass says how a block steps."""
 
     def __init__(self, model: nn.Module, local_batch: float, defaults: dict[str, Any]) -> None:
-        if not local_batch > 0:
-            raise ValueError(f"local_batch must be positive; got {local_batch}.")
-        for name in ("lr", "weight_decay", "eps"):
-            if not defaults.get(name, 0) >= 0:
-                raise ValueError(f"{name} must not be negative; got {defaults[name]}.")
+        local_batch = check_number("local_batch", local_batch, 0, above=True)
+        for name in defaults.keys() & {"lr", "weight_decay", "eps"}:
+            defaults[name] = check_number(name, defaults[name], 0)
         found = layers(model)
         groups: list[dict[str, Any]] = []
         for name, layer in found.items():
@@ -168,7 +168,7 @@ class LocalSGD(_Local):
     def __init__(
         self, model: nn.Module, lr: float, *, local_batch: float = 32, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        if not 0 <= momentum < 1:
+        if not 0 <= check_number("momentum", momentum, -sys.float_info.max) < 1:
             raise ValueError(f"momentum must be in [0, 1); got {momentum}.")
         super().__init__(model, local_batch, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
@@ -200,7 +200,9 @@ class LocalAdam(_Local):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
+        if not (isinstance(betas, tuple | list) and len(betas) == 2):
+            raise TypeError(f"betas must be two numbers; got {betas!r}.")
+        if not all(0 <= check_number("betas", beta, -sys.float_info.max) < 1 for beta in betas):
             raise ValueError(f"betas must be in [0, 1); got {betas}.")
         super().__init__(model, local_batch, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 

@@ -14,20 +14,27 @@ blurs the inputs by a noise that fades.
 """
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from .checks import check_int, check_probability, check_share
-from .hardening import balance_loss, hardening_loss, layers, set_temperature_
-from .initialize import alike_, initialize_tree_, rebalance_
+from .capture import batches
+from .checks import check_int, check_number, check_probability, check_share
+from .hardening import balance_loss, check_reduction, check_temperature, hardening_loss, layers, set_temperature_
+from .initialize import alike_, place_trees
+from .interrupts import all_or_nothing, uninterrupted
 from .layer import FFF
+from .rebalance import Budget, Cost, biases, expected, rebalance
 
 
 class Recipe:
-    """Prepares the FFF layers of a model for training, and goes with it for so many steps.
+    """Prepares the FFF layers of a model for training, and drives them for `steps` steps.
+
+    An error, or Ctrl-C, in the constructor or in step() leaves the model unchanged.
 
     Args:
         data: training inputs, as in `initialize_tree_`, for the start and for rebalancing; None leaves both out.
@@ -36,15 +43,18 @@ class Recipe:
         decision, transposition, sharing: set on every FFF layer. With sharing all leaves of a layer start as its first
             one. It is for wide leaves and for layers inside of a model, where a leaf sees few samples for its size; not
             for weights carried over from a dense model, whose leaves differ from the start.
-        noise: normal noise on the inputs of FFF layers in training, at first so many times the standard deviation of
+        noise: normal noise on the inputs of FFF layers in training, at first this multiple of the standard deviation of
             the batch; it falls to 0 as a cosine.
         balance: weight of the balance loss.
         hardening, reduction: weight and kind of the hardening loss.
         temperature: at the start and at the end of training; equal ratios in between.
         std: of the node logits at the start.
-        least: every `rebalance_every` steps each leaf is given at least this part of its fair share of the data.
-        rebalance_every: 0 for a hundredth of the steps.
-        fresh: False for a model in the midst of a training: its trees and leaves stay as they are.
+        least: in rebalancing each leaf is given at least this part of its fair share of the data.
+        rebalance_every: steps from one rebalancing to the next. 0 is a hundredth of the steps, or more where
+            rebalancing would take more than a twentieth of the work, counted in inputs.
+        fresh: which layers get a new tree, and with sharing, new leaves. None: those that nothing has fitted yet.
+            `initialize_tree_`, `replace_`, `load_`, load_state_dict and a training by a Recipe fit layers, which are
+            kept. True: all. False: none.
     """
 
     def __init__(
@@ -65,37 +75,63 @@ class Recipe:
         std: float = 1.0,
         least: float = 0.1,
         rebalance_every: int = 0,
-        fresh: bool = True,
+        fresh: bool | None = None,
     ) -> None:
-        self.steps = check_int("steps", steps, 1)
+        # All arguments are checked before anything changes.
+        found = layers(model)
+        self.steps, self.count = check_int("steps", steps, 1), 0
         check_probability("transposition", transposition)
         check_share("sharing", sharing)
         check_share("least", least)
+        check_reduction(reduction)
         if decision not in ("soft", "straight_through"):
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
-        for name, value in {"noise": noise, "balance": balance, "hardening": hardening}.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be finite, and 0 or more; got {value}.")
-        if not all(math.isfinite(value) and value > 0 for value in (*temperature, hard)):
-            raise ValueError(f"temperatures must be finite and positive; got {temperature} and hard={hard}.")
+        if not (fresh is None or isinstance(fresh, bool)):
+            raise TypeError(f"fresh must be True, False or None; got {fresh!r}.")
+        largest = min(torch.finfo(layer.node_weight.dtype).max for layer in found.values())
+        self.noise = check_number("noise", noise, 0, largest)
+        self.balance = check_number("balance", balance, 0, largest)
+        self.hardening = check_number("hardening", hardening, 0, largest)
+        self.reduction: Literal["mean", "sum", "path"] = reduction
+        self.temperatures = _check_temperatures(temperature, found.values())
+        self.hard = check_temperature("hard", hard, found.values())
+        std, self.least = check_number("std", std, 0, above=True), float(least)
+        every = check_int("rebalance_every", rebalance_every, 0)
         if isinstance(data, Iterator):
             raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
-        found = layers(model)
-        self.model, self.data, self.count = model, data, 0
-        self.noise, self.balance = noise, balance
-        self.hardening, self.reduction = hardening, reduction
-        self.temperatures, self.hard, self.least = temperature, hard, least
-        self.rebalance_every = check_int("rebalance_every", rebalance_every, 0) or max(1, self.steps // 100)
-        if fresh:
-            _start(model, data, std, alike=sharing > 0)
-        for layer in found.values():
-            layer.decision, layer.transposition, layer.sharing = decision, transposition, sharing
+        if data is not None:
+            batches(data)
+        self.model, self.data = model, data
+
+        old = {name: layer for name, layer in found.items() if not fresh and (fresh is False or _is_fitted(layer))}
+        alike = [x for x in found.values() if sharing and fresh is not False and (fresh or not x.fitted_leaves)]
+        new = {} if data is None else {name: layer for name, layer in found.items() if name not in old}
+        self.kept = list(old)  # the layers whose trees were kept
+        # A tensor, so that compiled and recorded steps see it change.
+        self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
+        self._noise = _Noise(self.deviation)
+        settings = {"decision": decision, "transposition": float(transposition), "sharing": float(sharing)}
+        changed = [p for layer in alike for p in layer.leaf_parameters()]
+        changed += [p for layer in new.values() for p in layer.tree_parameters()]
+        with all_or_nothing(changed, lambda: self._begin(found.values(), new, settings)):
+            for layer in alike:  # first, since the trees of later layers are placed by what earlier ones give
+                alike_(layer)
+            if new:
+                place_trees(model, data, new, std)
+            self._budget = Budget(model, every or max(1, self.steps // 100))
+            if data is not None and self.least and not every:
+                self._budget.next = expected(model, data)
+
+    def _begin(self, found: Iterable[FFF], new: dict[str, FFF], settings: dict[str, Any]) -> None:
+        for layer in found:
+            vars(layer).update(settings)
             for hook in list(layer._forward_pre_hooks.values()):
                 if isinstance(hook, _Noise):
                     hook.remove()  # of a recipe that was given up
-        # A tensor, so that compiled and recorded steps see it change.
-        self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
-        self._noise = _Noise(self.deviation, found.values() if noise else ())
+        for layer in new.values():
+            layer.fitted_tree = True
+        if self.noise:
+            self._noise.blur(found)
         self._set()
 
     @property
@@ -104,8 +140,20 @@ class Recipe:
         first, last = self.temperatures
         return self.hard if self.count >= self.steps else first * (last / first) ** (self.count / self.steps)
 
+    @property
+    def rebalance_seconds(self) -> float:
+        """The time that rebalancing has taken in step() so far."""
+        return self._budget.seconds
+
+    @property
+    def rebalance_share(self) -> float:
+        """The same as a part of the time since the recipe was made."""
+        return self._budget.seconds / max(time.perf_counter() - self._budget.began, 1e-9)
+
     def loss(self) -> Tensor | float:
         """What to add to the task's loss, after a training forward."""
+        if self.data is not None and not torch.compiler.is_compiling():
+            self._budget.saw(self.model)
         total: Tensor | float = 0.0
         if self.balance:
             total = total + self.balance * balance_loss(self.model)
@@ -115,10 +163,23 @@ class Recipe:
 
     def step(self) -> None:
         """Call this after every step of the optimiser."""
-        self.count += 1
-        if self.data is not None and (self.count >= self.steps or self.count % self.rebalance_every == 0):
-            rebalance_(self.model, self.data, least=self.least)
-        self._set()
+        budget, count = self._budget, self.count + 1
+        if self.data is not None and not budget.seen:  # loss() was not called, or compiled
+            budget.saw(self.model)
+        last = count >= self.steps
+        due = self.data is not None and bool(self.least) and (last or budget.is_due(count))
+        began, cost = time.perf_counter(), Cost()
+
+        def commit() -> None:
+            self.count = count
+            budget.stepped(count, cost, time.perf_counter() - began)
+            for layer in layers(self.model).values():
+                layer.fitted_leaves = True
+            self._set()
+
+        with all_or_nothing(biases(self.model) if due else (), commit):
+            if due:
+                cost = rebalance(self.model, self.data, self.least, passes=None if last else 1)
 
     def _set(self) -> None:
         done = min(1.0, self.count / self.steps)
@@ -133,29 +194,49 @@ class Recipe:
         For a running mean of the weights, for copies that are looked at on the way, and, after close(), for a training
         that ends before its time.
         """
-        if self.data is not None:
-            with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it, and the training goes on
-                rebalance_(model, self.data, least=self.least)
-        set_temperature_(model, self.hard)
+        with all_or_nothing(biases(model), lambda: set_temperature_(model, self.hard)):
+            if self.data is not None and self.least:
+                with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it, and the training goes on
+                    rebalance(model, self.data, self.least)
 
     def close(self) -> None:
         """End the noise for good, as the last step does: for a training that ends before its time."""
-        self._noise.remove()
+        with uninterrupted():
+            self._noise.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
+        return {"count": self.count, **self._budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = check_int("count", state["count"], 0)
-        self._set()
+        """Go on from a state. Without the numbers on rebalancing, the next one comes as if the steps had been alike."""
+        count = check_int("count", state["count"], 0)
+        with uninterrupted():
+            self.count = count
+            self._budget.load_state_dict(state)
+            self._set()
+
+    def __repr__(self) -> str:
+        found = layers(self.model)
+        parts = [f"{min(self.count, self.steps)} of {self.steps} steps done"]
+        parts += [f"temperature {self.temperature:.4g}", f"noise {float(self.deviation):.3g}"]
+        parts.append(f"{len(found)} FFF {'layers' if len(found) > 1 else 'layer'}")
+        if self.kept:
+            names = ", ".join(repr(name) for name in self.kept[:4]) + (", ..." if len(self.kept) > 4 else "")
+            parts.append(f"kept the tree of {len(self.kept)} ({names})")
+        if self._budget.times:
+            parts.append(f"rebalanced {self._budget.times} times, {self.rebalance_seconds:.2g} s")
+        return f"Recipe({'; '.join(parts)})"
 
 
 class _Noise:
     """Blurs the inputs of layers in training. Copies of a layer, and layers from a file, have no recipe, nor noise."""
 
-    def __init__(self, deviation: Tensor | None = None, blurred: Iterable[FFF] = ()) -> None:
+    def __init__(self, deviation: Tensor | None = None) -> None:
         self.deviation = deviation
-        self.handles = [layer.register_forward_pre_hook(self, with_kwargs=True) for layer in blurred]
+        self.handles: list[RemovableHandle] = []
+
+    def blur(self, found: Iterable[FFF]) -> None:
+        self.handles += [layer.register_forward_pre_hook(self, with_kwargs=True) for layer in found]
 
     def __call__(self, layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         if self.deviation is None or not layer.training:
@@ -172,17 +253,16 @@ class _Noise:
             handle.remove()
 
 
-def _start(model: nn.Module, data: Any, std: float, alike: bool) -> None:
-    """Place the trees, on leaves that are alike if asked for; all or nothing."""
-    before = [(p, p.detach().clone()) for layer in layers(model).values() if alike for p in layer.leaf_parameters()]
-    try:
-        if alike:  # first, since the trees of later layers are placed by what earlier ones give
-            for layer in layers(model).values():
-                alike_(layer)
-        if data is not None:
-            initialize_tree_(model, data, std=std)
-    except BaseException:
-        with torch.no_grad():
-            for parameter, value in before:
-                parameter.copy_(value)
-        raise
+def _is_fitted(layer: FFF) -> bool:
+    """Whether something gave a layer its tree. One of zeros, as surgery leaves it without data, divides nothing."""
+    weight = layer.node_weight if layer.node_out_weight is None else layer.node_out_weight
+    return layer.fitted_tree and (not layer.depth or bool(weight.any()))
+
+
+def _check_temperatures(value: Any, found: Iterable[FFF]) -> tuple[float, float]:
+    if not (isinstance(value, tuple | list) and len(value) == 2):
+        raise TypeError(f"temperature must be two numbers, at the start and at the end; got {value!r}.")
+    first, last = (check_temperature("temperature", one, found) for one in value)
+    if not (math.isfinite(last / first) and last / first > 0):
+        raise ValueError(f"temperature must not rise or fall by more than a float can hold; got {value}.")
+    return first, last

@@ -13,7 +13,7 @@ from .hardening import last_forward, layers
 from .layer import FFF
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Usage:
     """How samples spread over one FFF layer: soft mass and hard visits of its leaves and nodes."""
 
@@ -32,6 +32,13 @@ class Usage:
     def smallest_share(self) -> float:
         """The hard visits of the least visited leaf, over its fair share of samples / leaves."""
         return float(self.leaf_count.min()) * len(self.leaf_count) / max(self.samples, 1)
+
+    def __repr__(self) -> str:
+        leaves = len(self.leaf_count)
+        return (
+            f"Usage({self.samples} samples, {self.leaves_used} of {leaves} leaves used, "
+            f"smallest share {self.smallest_share:.2f})"
+        )
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))

@@ -31,20 +31,18 @@ class Companion:
     """
 
     def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
-        inspect.signature(Recipe).bind(
-            nn.Identity(), data, steps=1, fresh=True, **options
-        )  # an unknown option is an error here
+        inspect.signature(Recipe).bind(nn.Identity(), data, steps=1, **options)  # an unknown option is an error here
         self.data, self.steps, self.options = data, steps, options
         self.recipe: Recipe | None = None
         self.added: Tensor | float = 0.0  # by the last call of loss()
         self.calls = 0  # of loss() since the last step
 
-    def begin(self, model: nn.Module, steps: int, done: int = 0) -> None:
-        """Make the recipe. After `done` steps the model has its trees and leaves already."""
+    def begin(self, model: nn.Module, steps: int, done: int = 0, state: dict[str, Any] | None = None) -> None:
+        """Make the recipe. After `done` steps the model has its trees and leaves already; `state` is the recipe's."""
         self.end()
         steps = steps if self.steps is None else self.steps
-        self.recipe = Recipe(model, self.data, steps=steps, fresh=not done, **self.options)
-        self.recipe.load_state_dict({"count": done})
+        self.recipe = Recipe(model, self.data, steps=steps, **self.options | ({"fresh": False} if done else {}))
+        self.recipe.load_state_dict((state or {}) | {"count": done})
         self.calls = 0
         if not done and torch.distributed.is_available() and torch.distributed.is_initialized():
             for layer in layers(model).values():
@@ -75,6 +73,10 @@ class Companion:
             return {}
         model = self.recipe.model
         found = {"fff/loss": float(self.added), "fff/temperature": self.recipe.temperature}
+        if self.recipe.data is not None:
+            found["fff/rebalance_seconds"] = self.recipe.rebalance_seconds
+            found["fff/rebalance_share"] = self.recipe.rebalance_share
+            found["fff/kept_trees"] = float(len(self.recipe.kept))
         entropy = entropies(model)
         for name, used in usage(model).items():
             place = f"fff/{name}/" if name else "fff/"

@@ -35,6 +35,7 @@ class FFFCallback(Callback):
     def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
         self.companion = Companion(data, steps=steps, **options)
         self.done = 0  # steps of the recipe
+        self.state: dict[str, Any] = {}  # of the recipe, from a checkpoint
         self.stepped = 0  # steps of the optimisers
 
     def loss(self) -> Tensor | float:
@@ -45,7 +46,7 @@ class FFFCallback(Callback):
         if stage != "fit":
             return
         if not trainer.global_step:  # another training; the count of a checkpoint comes after this
-            self.done = 0
+            self.done, self.state = 0, {}
         if not pl_module.automatic_optimization:
             return
         training_step: Callable[..., Any] = pl_module.training_step
@@ -69,7 +70,7 @@ class FFFCallback(Callback):
         if self.companion.steps is None and not math.isfinite(steps):
             raise ValueError("this training has no last step known: pass FFFCallback(data, steps=...), or max_steps.")
         self.done = self.done or trainer.global_step
-        self.companion.begin(pl_module, int(steps) if math.isfinite(steps) else 0, done=self.done)
+        self.companion.begin(pl_module, int(steps) if math.isfinite(steps) else 0, self.done, self.state)
         self.stepped = trainer.global_step
 
     def on_train_batch_end(
@@ -94,10 +95,11 @@ class FFFCallback(Callback):
         _unwrap(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.done}
+        recipe = self.companion.recipe
+        return (recipe.state_dict() if recipe is not None else self.state) | {"count": self.done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.done = state_dict["count"]
+        self.done, self.state = state_dict["count"], state_dict
 
 
 def _unwrap(module: pl.LightningModule) -> None:

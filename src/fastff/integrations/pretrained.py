@@ -21,6 +21,7 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel
 
+from ..hardening import mark_fitted
 from ..surgery.checkpoint import check_note, check_sizes, compare, note_of, tensors_of
 from ..surgery.files import Header, check_directory, kind_of, open_weights, write
 from ..surgery.replace import apply_
@@ -118,6 +119,7 @@ def from_pretrained(
         model = _build(chosen, config, specification, "cpu")
         for own, tensor in saved.tensors(model):
             own.data = tensor if wanted is None else tensor.to(own.dtype)
+        mark_fitted(model)
     if generation is not None and model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)
     return model.to(device).eval()

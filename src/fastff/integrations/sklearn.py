@@ -10,6 +10,7 @@ cosine, and prediction is the hard pass: every sample is answered by one leaf, w
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.extmath import softmax
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from ..activations import Activation
@@ -91,7 +92,15 @@ class _FFFEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError("X has values too large for float32; scale it down.")
         return torch.as_tensor(scaled, dtype=torch.float32, device=self.device)
 
-    def _fit(self, X: np.ndarray, target: np.ndarray, outputs: int, task: Callable[[Tensor, Tensor], Tensor]) -> Self:
+    def _fit(
+        self,
+        X: np.ndarray,
+        target: np.ndarray,
+        outputs: int,
+        task: Callable[[Tensor, Tensor], Tensor],
+        sample_weight: np.ndarray | None,
+    ) -> Self:
+        """Train on the mean of task(output, target), a loss for each sample, weighted if there are weights."""
         epochs, batch_size = check_int("epochs", self.epochs, 1), check_int("batch_size", self.batch_size, 1)
         patience = check_int("patience", self.patience, 1)
         for name in ("learning_rate", "weight_decay"):
@@ -100,13 +109,24 @@ class _FFFEstimator(BaseEstimator):  # type: ignore[misc]
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is a share of the samples, from 0 to below 1; got {self.validation}.")
         features = X.shape[1]
-        self.mean_, self.scale_ = _moments(X) if self.standardize else (np.zeros(features), np.ones(features))
+        if sample_weight is not None:  # a sample without weight is as if it were not there
+            some = sample_weight > 0
+            X, target, sample_weight = X[some], target[some], sample_weight[some]
+        weight = np.ones(len(X)) if sample_weight is None else sample_weight / sample_weight.mean()
+        self.mean_, self.scale_ = (
+            _moments(X, sample_weight) if self.standardize else (np.zeros(features), np.ones(features))
+        )
         seed = check_random_state(self.random_state).randint(2**31)
         kept = None
         if self.validation:
-            X, held, target, wanted = train_test_split(X, target, test_size=self.validation, random_state=seed)
-            kept = self._scaled(held), torch.as_tensor(wanted, device=self.device)
-        x, y = self._scaled(X), torch.as_tensor(target, device=self.device)
+            parts = train_test_split(X, target, weight, test_size=self.validation, random_state=seed)
+            X, held, target, wanted, weight, held_weight = parts
+            kept = self._scaled(held), torch.as_tensor(wanted, device=self.device), self._tensor(held_weight)
+        x, y, w = self._scaled(X), torch.as_tensor(target, device=self.device), self._tensor(weight)
+
+        def mean(output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+            loss = task(output, target)
+            return loss.mean() if sample_weight is None else (loss * weight).sum() / weight.sum()
 
         with _seeded(seed, x.device), _progress(epochs, self.verbose) as advance:
             layer = self._layer(features, outputs)
@@ -120,7 +140,7 @@ class _FFFEstimator(BaseEstimator):  # type: ignore[misc]
                 total = torch.zeros((), device=x.device)
                 layer.train()
                 for batch in torch.randperm(len(x), device=x.device).split(batch_size):
-                    loss = task(layer(x[batch]), y[batch])
+                    loss = mean(layer(x[batch]), y[batch], w[batch])
                     optimizer.zero_grad()
                     (loss + recipe.loss()).backward()
                     optimizer.step()
@@ -131,7 +151,7 @@ class _FFFEstimator(BaseEstimator):  # type: ignore[misc]
                 layer.eval()
                 if kept is not None:
                     with torch.no_grad():
-                        error = float(task(layer(kept[0]), kept[1]))
+                        error = float(mean(layer(kept[0]), *kept[1:]))
                     self.validation_loss_curve_.append(error)
                     if error < best[0]:
                         best, state = (error, epoch), {k: v.clone() for k, v in layer.state_dict().items()}
@@ -143,6 +163,9 @@ class _FFFEstimator(BaseEstimator):  # type: ignore[misc]
             self.layer_.load_state_dict(state)
         self.n_iter_ = len(self.loss_curve_)
         return self
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.float32, device=self.device)
 
     def _layer(self, features: int, outputs: int) -> FFF:
         return FFF(
@@ -158,6 +181,9 @@ class _FFFEstimator(BaseEstimator):  # type: ignore[misc]
 
 class FFFClassifier(ClassifierMixin, _FFFEstimator):  # type: ignore[misc]
     """A classifier of one FFF layer.
+
+    fit takes sample_weight. There is no class_weight: for classes of unequal size pass scikit-learn's
+    compute_sample_weight("balanced", y).
 
     Args:
         depth, leaf_width, activation: of the layer, as in `fastff.FFF`: 2**depth leaves of so many neurons.
@@ -176,11 +202,14 @@ class FFFClassifier(ClassifierMixin, _FFFEstimator):  # type: ignore[misc]
         loss_curve_, validation_loss_curve_: the task's loss of every epoch; n_iter_: how many there were.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on X (n_samples, n_features) and y (n_samples,); sample_weight (n_samples,) weighs the loss."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
+        weight = _weights(sample_weight, X)
         self.classes_, target = np.unique(y, return_inverse=True)
-        return self._fit(X, target.astype(np.int64), len(self.classes_), F.cross_entropy)
+        task = partial(F.cross_entropy, reduction="none")
+        return self._fit(X, target.astype(np.int64), len(self.classes_), task, weight)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most likely class of each sample: (n_samples,)."""
@@ -198,13 +227,16 @@ class FFFRegressor(RegressorMixin, MultiOutputMixin, _FFFEstimator):  # type: ig
     Targets are standardised for the training; its loss is the mean square error.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on X (n_samples, n_features) and y (n_samples,) or (n_samples, n_targets); sample_weight (n_samples,)
+        weighs the loss."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        self.target_mean_, self.target_scale_ = _moments(y)
+        weight = _weights(sample_weight, X)
+        self.target_mean_, self.target_scale_ = _moments(y, weight)
         target = ((y - self.target_mean_) / self.target_scale_).astype(np.float32).reshape(len(y), -1)
         self.one_target_ = y.ndim == 1
-        return self._fit(X, target, target.shape[1], F.mse_loss)
+        return self._fit(X, target, target.shape[1], lambda output, y: (output - y).square().mean(1), weight)
 
     def predict(self, X: Any) -> np.ndarray:
         """The targets of each sample: (n_samples,), or (n_samples, n_targets) as they were given."""
@@ -212,11 +244,25 @@ class FFFRegressor(RegressorMixin, MultiOutputMixin, _FFFEstimator):  # type: ig
         return (y[:, 0] if self.one_target_ else y) * self.target_scale_ + self.target_mean_
 
 
-def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
+    """The weights (n_samples,), checked; None if there are none."""
+    if sample_weight is None:
+        return None
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if not weight.any():
+        raise ValueError("sample_weight is 0 for every sample; at least one must count.")
+    return weight
+
+
+def _moments(values: np.ndarray, weight: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each column; where it is constant, but for rounding, the deviation is 1."""
-    scale = values.std(0)
+    if weight is None:
+        mean, scale = values.mean(0), values.std(0)
+    else:
+        mean = np.average(values, 0, weight)
+        scale = np.sqrt(np.average((values - mean) ** 2, 0, weight))
     constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(values).max(0, initial=0)
-    return values.mean(0), np.where(constant, 1.0, scale)
+    return mean, np.where(constant, 1.0, scale)
 
 
 @contextmanager

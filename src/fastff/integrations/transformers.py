@@ -8,7 +8,7 @@ there are two parts: the callback, and a mixin for any Trainer class; FFFTrainer
 
 Saving and loading such models is in pretrained.py.
 
-The number of steps done, which is all the state that a Recipe has, is in every checkpoint of a Trainer.
+The state of the Recipe is in every checkpoint of a Trainer, among the states of its callbacks.
 """
 
 from typing import Any
@@ -21,6 +21,7 @@ from .pretrained import from_pretrained, save_pretrained
 
 __all__ = ["FFFCallback", "FFFTrainer", "FFFTrainerMixin", "from_pretrained", "save_pretrained"]
 
+STATE = "fastff.Recipe"
 REMEDY = (
     "Train with FFFTrainer, or with your own class as class MyTrainer(FFFTrainerMixin, Trainer); a compute_loss that "
     "does not call super().compute_loss must add callback.loss()."
@@ -52,10 +53,14 @@ class FFFCallback(TrainerCallback):
                 f"the Trainer runs {args.n_gpu} GPUs in one process, by DataParallel, where the losses of FFF layers "
                 "cannot be read. Start one process for each, with torchrun or accelerate launch."
             )
-        self.companion.begin(kwargs["model"], state.max_steps, done=state.global_step)
+        kept: Any = state.stateful_callbacks
+        self.companion.begin(kwargs["model"], state.max_steps, state.global_step, kept.get(STATE, {}).get("attributes"))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.companion.step(REMEDY)
+        if self.companion.recipe is not None:
+            kept: Any = state.stateful_callbacks  # a part of every checkpoint
+            kept[STATE] = {"args": {}, "attributes": self.companion.recipe.state_dict()}
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

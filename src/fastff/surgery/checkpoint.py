@@ -16,11 +16,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..hardening import mark_fitted
 from ..layer import FFF
 from .files import DTYPES, FLOATS, Header, check_directory, check_temperature, open_weights, write
 from .replace import check_model, commit, plan
 from .specification import SIZES, Specification, check_specification, layer_path, module_at, remembered
-from .undo import Undo
+from .undo import unchanged_on_error
 
 VERSION = 2
 
@@ -46,7 +47,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     with open_weights(directory) as saved:
         specification = check_note(saved.note, str(saved.path))
         check_sizes(specification, saved.header)
-        with Undo(model):
+        with unchanged_on_error(model):
             commit(plan(model, specification))
             compare(model, saved.header)
             pairs = [*saved.tensors(model)]  # all are read before the first is set
@@ -58,6 +59,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
                 for (own, _), tensor in zip(pairs, before, strict=True):
                     own.data = tensor
                 raise
+            mark_fitted(model)
 
 
 def note_of(model: nn.Module) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import batches, evaluating, feed
+from ..capture import batches, evaluating, feed, hooking
 from ..checks import check_int
 from ..layer import FFF
 from .blocks import Block
@@ -18,7 +18,7 @@ from .carry import dense_layer
 from .leaves import check_learner, distill_leaves_, hold_out, missed
 from .report import Distillation, Distilled, Report, diverged, no_better
 from .teach import Advance, Loss, teach_
-from .undo import Undo
+from .undo import unchanged_on_error
 
 
 def distill_(
@@ -64,7 +64,7 @@ def distill_(
     found = _check(model, report, data, steps, batch, rate, samples, teacher, loss)
     leaves = [p for layer in found.values() for p in layer.leaf_parameters()]
     models = [model] if teacher is None else [model, teacher]
-    with Undo(*models, values=leaves):
+    with unchanged_on_error(*models, values=leaves):
         if teacher is None:
             with _bar(progress, len(found) * steps) as advance, evaluating(model):
                 made = Distillation()
@@ -152,16 +152,11 @@ def inputs_of(model: nn.Module, modules: dict[str, nn.Module], data: Any, sample
 
         return hook
 
-    handles = [m.register_forward_pre_hook(take(name), with_kwargs=True) for name, m in modules.items()]
-    try:
-        with evaluating(model):
-            for part in batches(data):
-                feed(model, part)
-                if min(sum(map(len, parts)) for parts in kept.values()) >= samples:
-                    break
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), hooking((m.register_forward_pre_hook, take(n)) for n, m in modules.items()):
+        for part in batches(data):
+            feed(model, part)
+            if min(sum(map(len, parts)) for parts in kept.values()) >= samples:
+                break
     missing = [name for name, parts in kept.items() if not sum(map(len, parts))]
     if missing:
         raise ValueError(f"data holds no sample that reaches {missing}. Pass data that runs through them.")

@@ -28,7 +28,7 @@ from .leaves import FEW, hold_out, missed
 from .report import HELD_OUT, Replaced, Report, Skipped
 from .specification import MEMORY, SIZES, Specification, check_fit, check_specification, part_at
 from .trace import probe, run_example
-from .undo import Undo
+from .undo import unchanged_on_error
 
 Filter = str | Iterable[str] | Callable[[str, Block], bool]
 
@@ -93,7 +93,7 @@ def replace_(
     if data is not None:
         batches(data)
     sizes = {"depth": depth, "node_width": node_width, "transposition": float(transposition), "decision": decision}
-    with Undo(model):
+    with unchanged_on_error(model):
         chosen, skipped = _choose(model, example, filter)
         widths = {block.name: _leaf_width(block, depth, leaf_width) for block in chosen}
         entries = [_entry(block, {**sizes, "leaf_width": widths[block.name]}) for block in chosen]
@@ -151,6 +151,7 @@ def _operate(
         share = None if on.endswith("few") else missed(layer, block, x)
         if share is not None and math.isnan(share):
             share, on = None, f"the outputs of {block.name} are not finite on {on}"
+        layer.fitted_tree, layer.fitted_leaves = init not in INITS, init != "random"
         _keep_requires_grad(block, layer)
         edits += _edits(model, entry, layer)
         sizes = block.in_features, block.width, block.out_features, entry["depth"], entry["leaf_width"]
@@ -197,7 +198,7 @@ def apply_(model: nn.Module, specification: Specification) -> None:
     on the meta device. An error, or Ctrl-C, leaves it unchanged.
     """
     edits = plan(model, specification)
-    with Undo(model):
+    with unchanged_on_error(model):
         commit(edits)
 
 
@@ -244,7 +245,7 @@ class Edit(NamedTuple):
 
 
 def commit(edits: list[Edit]) -> None:
-    """Make the changes, within an `Undo`."""
+    """Make the changes, within `unchanged_on_error`."""
     for edit in edits:
         setattr(*edit)
 

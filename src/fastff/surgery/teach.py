@@ -7,7 +7,6 @@ with the teacher's on the same batch. So a later layer learns to make up for wha
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import batches, evaluating, feed
+from ..capture import batches, evaluating, feed, hooking
+from ..interrupts import guarded
 from ..layer import FFF
 from .leaves import visited
 from .report import Distillation, Distilled, Report, diverged, no_better
@@ -55,11 +55,8 @@ def teach_(
     held = parts[len(train) :] or parts
     state = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     start = [p.detach().clone() for p in leaves]
-    with ExitStack() as stack:
-        enter = stack.enter_context
-        enter(evaluating(model))
-        enter(evaluating(teacher))
-        ours, theirs = enter(seeing(model, layers)), enter(seeing(teacher, places))
+    watched = seeing(model, layers), seeing(teacher, places)
+    with evaluating(model), evaluating(teacher), watched[0] as ours, watched[1] as theirs:
 
         def drifts(batch: Any) -> dict[str, Tensor]:
             with torch.no_grad():
@@ -144,7 +141,7 @@ def first_tensor(output: Any) -> Tensor:
     raise TypeError(f"the model answers with a {type(output).__name__} without a tensor in it; pass loss=...")
 
 
-@contextmanager
+@guarded
 def seeing(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Any]]:
     """What reaches each of these modules of a model, and what the model answers: always of the batch that ran last."""
     seen: dict[str, Any] = {}
@@ -152,32 +149,25 @@ def seeing(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[dict[
     def arrives(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
         seen[name] = args[0] if args else next(iter(kwargs.values()))
 
-    def answers(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def answers(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         seen[OUTPUT] = output
 
-    handles = [
-        module.register_forward_pre_hook(partial(arrives, name=name), with_kwargs=True)
-        for name, module in modules.items()
-    ]
-    handles.append(model.register_forward_hook(answers))
-    try:
+    before = [(module.register_forward_pre_hook, partial(arrives, name=name)) for name, module in modules.items()]
+    with hooking([*before, (model.register_forward_hook, answers)]):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-@contextmanager
+@guarded
 def learning(layers: Any) -> Iterator[None]:
     """These layers with the hard pass that is made for learning."""
     layers = list(layers)
-    for layer in layers:
-        layer.forward = partial(visited, layer)
     try:
+        for layer in layers:
+            layer.forward = partial(visited, layer)
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            layer.__dict__.pop("forward", None)
 
 
 def _share(step: int, steps: int) -> float:

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import evaluating, feed
+from ..capture import evaluating, feed, hooking
+from ..interrupts import guarded
 
 
 class Call(NamedTuple):
@@ -54,26 +54,16 @@ def _watched(scope: nn.Module, call: Callable[[], Any], training: bool) -> tuple
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls.append(Call(module, args[0] if args else next(iter(kwargs.values()), None), output))
 
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(scope))
-        stack.enter_context(_undisturbed(scope))
+    last = [module for module in scope.modules() if next(module.children(), None) is None]
+    seen = hooking((module.register_forward_hook, hook) for module in last)
+    with evaluating(scope), _undisturbed(scope), seen:
         for module in scope.modules():
             # In training, nn.Dropout stays off: what is still random then, no module shows.
             module.training = training and not isinstance(module, nn.Dropout)
-            if next(module.children(), None) is None:
-                stack.enter_context(_removing(module.register_forward_hook(hook, with_kwargs=True)))
         return call(), calls
 
 
-@contextmanager
-def _removing(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
+@guarded
 def _undisturbed(scope: nn.Module) -> Iterator[None]:
     """Random generators and buffers as they were afterwards; autocast and the fused encoder layer off meanwhile."""
     first = next(scope.parameters())

@@ -1,6 +1,6 @@
 """All or nothing: a call that fails, or is interrupted, leaves its models unchanged.
 
-    with Undo(model):
+    with unchanged_on_error(model):
         ...  # whatever raises here, Ctrl-C included, the model is put back and the exception goes on
 
 A snapshot keeps what surgery and distillation change: the attributes of every module (children, parameters, hooks,
@@ -9,19 +9,29 @@ that are trained. The outermost call takes it, so it does not matter which inner
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from types import TracebackType
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from ..interrupts import guarded
+
 _HOLDERS = (dict, OrderedDict, set)  # children, parameters, buffers and hooks lie in these
 
 
-class Undo:
+@guarded
+def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = ()) -> Iterator[None]:
     """Puts `models` back if the block raises; `values`: the parameters whose numbers the block changes."""
+    snapshot = _Snapshot(models, values)
+    try:
+        yield
+    except BaseException:
+        snapshot.restore()
+        raise
 
-    def __init__(self, *models: nn.Module, values: Iterable[Tensor] = ()) -> None:
+
+class _Snapshot:
+    def __init__(self, models: Iterable[nn.Module], values: Iterable[Tensor]) -> None:
         self.modules = {module: dict(vars(module)) for model in models for module in model.modules()}
         self.held = [(v, v.copy()) for state in self.modules.values() for v in state.values() if type(v) in _HOLDERS]
         parameters = dict.fromkeys(p for model in models for p in model.parameters())
@@ -32,19 +42,8 @@ class Undo:
         self.grad_mode = torch.is_grad_enabled()
         self.fused = torch.backends.mha.get_fastpath_enabled()
 
-    def __enter__(self) -> "Undo":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        while kind is not None:
-            try:
-                self.restore()
-                return
-            except KeyboardInterrupt:  # one more Ctrl-C: the first one is raised when all is put back
-                continue
-
     def restore(self) -> None:
-        """Put everything back; it may be done twice."""
+        """Put everything back."""
         for module, state in self.modules.items():
             now = vars(module)
             for name in now.keys() - state.keys():
