@@ -309,6 +309,11 @@ def test_blocks_overlap():
         with again:
             assert chosen() == "reference"
         assert chosen() == "aten"
+    with again:
+        with again:
+            pass
+        assert chosen() == "reference"  # it has been entered twice, and left once
+    assert chosen() == "aten"
     fastff.backend("auto")
     assert chosen() == "auto"
     assert len(fastff.backends._choices) <= 2

@@ -1,6 +1,7 @@
 import copy
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_arguments_that_do_not_fit():
             run(x, layer._tree, layer._leaves, activation="foo")
     with pytest.raises(ValueError, match="transposition is a probability"):
         functional.soft(x, layer._tree, layer._leaves, transposition=2.0)
-    with pytest.raises(ValueError, match=r"temperature must be positive; got -1.0"):
+    with pytest.raises(ValueError, match=r"temperature must be finite and positive; got -1.0"):
         functional.soft(x, layer._tree, layer._leaves, temperature=-1.0)
 
 
@@ -211,6 +212,49 @@ def test_direct_follows_the_layer(ready):
     with torch.no_grad():
         ready.parametrizations.leaf_out_weight.original.zero_()
     changed(ready)
+
+
+def test_direct_leaves_gradients_alone(ready):
+    """Two evaluations without gradients, as in a validation, and the layer gave none in training after that."""
+    x = torch.randn(6, 5)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            ready(x), ready(x), ready(x)
+        ready.zero_grad()
+        y = ready(x)
+        assert y.requires_grad
+        y.sum().backward()
+        assert ready.leaf_in_weight.grad.abs().max() > 0
+        ready.requires_grad_(False)
+        with mode():
+            ready(x), ready(x)
+        ready.requires_grad_(True)
+        assert ready(x).requires_grad
+
+
+def test_direct_keeps_no_memory_between_calls(ready):
+    """Weights that were moved elsewhere, as when a model is put aside, stayed in memory until the next call."""
+    with torch.no_grad():
+        ready(torch.randn(3, 5)), ready(torch.randn(3, 5))
+    freed = []
+    for parameter in ready.parameters():
+        weakref.finalize(parameter.untyped_storage(), freed.append, True)
+        assert not freed
+        parameter.data = torch.empty(0)
+        assert freed.pop()
+
+
+def test_a_parametrised_layer_is_copied(ready):
+    """Its class is torch's then, which copies all attributes: the plan, and what the last training forward left."""
+    torch.nn.utils.parametrize.register_parametrization(ready, "leaf_out_weight", torch.nn.Tanh())
+    x = torch.randn(3, 5)
+    ready.train()(x)
+    with torch.no_grad():
+        y = ready.eval()(x)
+        twin = copy.deepcopy(ready)
+        assert torch.equal(twin(x), y)
+        ready.parametrizations.leaf_out_weight.original.zero_()
+        assert torch.equal(twin(x), y)
 
 
 def test_direct_with_weights_given_for_one_call(ready):

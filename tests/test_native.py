@@ -265,12 +265,12 @@ def test_plan_knows_when_its_weights_have_moved():
     plan = native.Plan(layer._tree, layer._leaves, "relu")
     x = torch.randn(2, 9)
     assert torch.equal(plan.run(x), hard(layer, x)[0])
-    assert plan.holds(weights)
+    assert plan.hold(weights)
     layer.leaf_in_bias.mul_(2)  # in place: the plan sees it
     assert torch.equal(plan.run(x), hard(layer, x)[0])
-    assert plan.holds(weights)
+    assert plan.let_go().hold(weights)
     layer.leaf_in_bias.data = layer.leaf_in_bias.data.clone()
-    assert not plan.holds(weights)
+    assert plan.hold(weights) is None
 
 
 def test_installs_without_a_compiler(tmp_path):

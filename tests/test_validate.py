@@ -27,6 +27,9 @@ def bad_trees(tree):
     yield Tree(tree.weight[:, None], tree.bias), "tree.weight must have shape"
     yield tree._replace(out_weight=tree.weight[:, :1]), "no out_bias"
     yield tree._replace(weight=tree.weight[0]), "tree.weight must have shape"
+    yield tree._replace(weight=tree.weight[0, 0]), "tree.weight must have shape"
+    yield tree._replace(bias=None), "tree.bias must be a tensor; got NoneType. For none, pass zeros"
+    yield tree._replace(weight=tree.weight.to_sparse()), "tree.weight must be a dense tensor"
 
 
 def bad_leaves(leaves):
@@ -37,6 +40,7 @@ def bad_leaves(leaves):
     yield leaves._replace(out_weight=leaves.out_weight.flatten()), r"leaves.out_weight must have shape \(leaves"
     yield leaves._replace(out_bias=leaves.out_bias[:, :3]), r"leaves.out_bias must have shape \(8, 8\) here"
     yield leaves._replace(out_bias=leaves.out_bias.bfloat16()), "several dtypes"
+    yield leaves._replace(in_weight=None), "leaves.in_weight must be a tensor; got NoneType"
     yield leaves._replace(gate_weight=leaves.in_weight), "needs leaves with no gate_weight"
     yield leaves._replace(gate_bias=leaves.in_bias), "gate_bias needs a gate_weight"
 
@@ -45,7 +49,9 @@ def bad_leaves(leaves):
 def test_misshapen_parameters(layer, backend):
     x, leaf = torch.randn(5, 16), torch.zeros(5, dtype=torch.int64)
     tree, leaves = layer._tree, layer._leaves
-    refused = pytest.raises((ValueError, TypeError), match=r"x must have shape|x is torch.float64|activation must be")
+    refused = pytest.raises(
+        (ValueError, TypeError), match=r"x must (have|be a dense)|x is torch.float64|activation must be"
+    )
     with fastff.backend(backend):
         for bad, message in bad_trees(tree):
             for run in (
@@ -134,3 +140,48 @@ def test_gated_leaves_need_their_gate():
     for bad in (Leaves(*gated._leaves[:4]), gated._leaves._replace(gate_weight=gated._leaves.gate_weight[:, :1])):
         with pytest.raises(ValueError, match="gate_weight"):
             functional.visit(x, leaf, bad, "swiglu")
+
+
+def test_a_meta_tensor_among_real_ones(layer):
+    """The operations gave uninitialised memory for an output."""
+    x, leaf = torch.randn(5, 16), torch.zeros(5, dtype=torch.int64)
+    tree, leaves = layer._tree, layer._leaves
+    for bad in (
+        leaves._replace(out_bias=leaves.out_bias.to("meta")),
+        leaves._replace(in_weight=leaves.in_weight.to("meta")),
+    ):
+        with pytest.raises(ValueError, match="x is on cpu, another tensor on meta"):
+            torch.ops.fastff.hard(x, *tree, *bad, "relu")
+    with pytest.raises(ValueError, match="x is on cpu, another tensor on meta"):
+        torch.ops.fastff.route(x, tree.weight.to("meta"), *tree[1:], "relu")
+    with pytest.raises(ValueError, match="x is on cpu, another tensor on meta"):
+        torch.ops.fastff.visit(x, leaf.to("meta"), *leaves, "relu")
+
+
+def test_arguments_of_other_kinds(layer):
+    x = torch.randn(5, 16)
+    with pytest.raises(TypeError, match="leaf must be a tensor; got list"):
+        functional.visit(x, [0] * 5, layer._leaves, "relu")
+    with pytest.raises(TypeError, match=r"tree.weight must be a tensor; got list"):
+        functional.route(x, Tree([[1.0]], layer.node_bias))
+    with pytest.raises(ValueError, match="mixture expects logits of shape"):
+        functional.mixture(torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"temperature must be one number; got a tensor of shape \(3,\)"):
+        functional.soft(x, layer._tree, layer._leaves, temperature=torch.ones(3))
+    with pytest.raises(TypeError, match="Pass its real and imaginary parts as features"):
+        layer(x.to(torch.complex64))
+    with (
+        torch.autocast("cpu"),
+        pytest.raises(TypeError, match=r"Convert it with x.to\(torch.float32\), or convert the layer"),
+    ):
+        layer(x.double())
+    for value in ("a", None):
+        with pytest.raises(TypeError, match="temperature must be a number"):
+            layer.temperature = value
+    layer.node_bias = None
+    with pytest.raises(TypeError, match=r"tree.bias must be a tensor; got NoneType. For none, pass zeros."):
+        layer(x)
+    with pytest.raises(MemoryError, match=r"takes 2\*\*\d+ B of"):
+        fastff.FFF(16, 16, depth=100_000, leaf_width=1, device="meta")
+    with pytest.raises(TypeError, match="bias must be True or False; got 'no'"):
+        fastff.FFF(16, 16, depth=1, leaf_width=1, bias="no")

@@ -7,7 +7,6 @@ same storage in the layout of the old one: wrong numbers, and no error. FASTFF_F
 import os
 import sys
 import threading
-import weakref
 
 import hypothesis.strategies as st
 import pytest
@@ -170,14 +169,3 @@ def test_data_is_replaced_while_others_evaluate(batch):
         sys.setswitchinterval(interval)
     assert sum(count) > 100
     assert not wrong, f"{len(wrong)} of {sum(count)}"
-
-
-def test_a_layer_that_has_moved_keeps_no_old_memory():
-    """The plan keeps what it reads alive, but not after the layer went to another dtype."""
-    layer = make(64, 64, depth=3, leaf_width=32, dtype=torch.float32).eval()
-    with torch.no_grad():
-        layer(torch.randn(2, 64))
-    freed = []
-    weakref.finalize(layer.leaf_in_weight.untyped_storage(), freed.append, True)
-    layer.double()
-    assert freed

@@ -74,8 +74,9 @@ def allocate(
             reason = str(error).splitlines()[0]
     else:
         reason = f"{place} can hold {_readable(limit)}"
+    exact = f" ({total} bytes)" if total < 2**80 else ""
     raise MemoryError(
-        f"{what} takes {_readable(total)} ({total} bytes) of {dtype} parameters on {place}, which cannot be allocated: "
+        f"{what} takes {_readable(total)}{exact} of {dtype} parameters on {place}, which cannot be allocated: "
         f"{reason}. Choose a smaller depth or leaf_width: every level doubles the leaves."
     )
 
@@ -90,6 +91,8 @@ def _memory_of(device: torch.device) -> int:
 
 
 def _readable(size: int) -> str:
+    if size >= 2**80:
+        return f"2**{size.bit_length() - 1} B"
     units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     power = min(max(size.bit_length() - 1, 0) // 10, len(units) - 1)
     return f"{size / 2 ** (10 * power):.4g} {units[power]}"

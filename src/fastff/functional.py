@@ -19,12 +19,13 @@ from .activations import Activation
 from .backends import chosen, give_way, native, ops, run_hard, select, select_hard, select_soft, triton, triton_soft
 from .backends.reference import Leaves, Tree
 from .backends.validate import check_fit, check_layer, check_leaf, check_tree
-from .checks import check_probability
+from .checks import check_number, check_probability
 
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit"]
 
 Parts = TypeVar("Parts", Tree, Leaves)
 Run = Callable[[Tensor], tuple[Tensor, Tensor]]
+_is_grad_enabled = torch.is_grad_enabled
 
 
 class Soft(NamedTuple):
@@ -47,12 +48,14 @@ def soft(
     dropout: float = 0.0,
 ) -> Soft:
     """The soft pass of x (..., in). `transposition` and `dropout` are probabilities and act whenever they are not 0."""
-    flat = flatten(x, tree.weight)
     check_fit(tree, leaves, activation)
+    flat = flatten(x, tree.weight)
     check_probability("transposition", transposition)
     check_probability("dropout", dropout)
-    if not isinstance(temperature, Tensor) and not temperature > 0:
-        raise ValueError(f"temperature must be positive; got {temperature}.")
+    if not isinstance(temperature, Tensor):
+        check_number("temperature", temperature, 0, above=True)
+    elif temperature.numel() != 1:
+        raise ValueError(f"temperature must be one number; got a tensor of shape {tuple(temperature.shape)}.")
     dtype = autocast_dtype(flat)
     if dtype is not None:
         flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
@@ -105,8 +108,8 @@ class _Shared(torch.autograd.Function):
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:
     """The hard pass of x (..., in): one node a level, then one leaf."""
-    flat = flatten(x, tree.weight)
     check_fit(tree, leaves, activation)
+    flat = flatten(x, tree.weight)
     dtype = autocast_dtype(flat)
     if dtype is None:
         return restore(_hard(flat, tree, leaves, activation), x)
@@ -196,10 +199,9 @@ def _visited_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
 
 
 def _is_simple(x: Any, dtype: torch.dtype, features: int) -> bool:
-    """Whether x is an input that a CPU kernel may read itself, with no gradient, autocast, tracer or transform on."""
+    """Whether x is an input that a CPU kernel may read itself, with no autocast, tracer or transform on."""
     return (
         type(x) is Tensor
-        and not torch.is_grad_enabled()
         and x.layout is torch.strided
         and x.is_cpu
         and x.dtype is dtype
@@ -226,7 +228,7 @@ class Direct:
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         plan = self.plan
-        if plan is None:
+        if plan is None or _is_grad_enabled():
             return None
         weights = [t for t in parameters.values() if t is not None]
         if len(weights) != plan.num_weights:
@@ -241,7 +243,8 @@ class Direct:
             plan.alike = alike_test(x, weights)
         if not x.is_contiguous() or has_transforms() or is_watched() or chosen() not in ("auto", "native"):
             return None
-        if activation != plan.activation or not plan.holds(weights):
+        held = plan.hold(weights)  # until this call is over
+        if activation != plan.activation or held is None:
             self.plan = None
             return None
         if x.dim() == 2:
@@ -252,26 +255,28 @@ class Direct:
         """Make a plan, if this is a case for one."""
         weights = [t for t in (*tree, *leaves) if t is not None]
         if self.plan is None and is_plain(x, *weights) and not native.unsupported(x, tree, leaves, activation):
-            self.plan = native.Plan(tree, leaves, activation)
+            self.plan = native.Plan(tree, leaves, activation).let_go()
 
 
 def node_logits(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The logit of every node at x (..., in): (..., nodes), float32 at least."""
-    flat = flatten(x, tree.weight)
     check_tree(tree)
+    flat = flatten(x, tree.weight)
     with no_autocast(flat):
         return restore(select()[0].node_logits(flat.to(tree.weight.dtype), tree, activation), x)
 
 
 def mixture(logits: Tensor) -> Tensor:
     """The weight of every leaf, given the logits (..., nodes): (..., leaves), summing to one."""
+    if not isinstance(logits, Tensor) or not logits.dim():
+        raise ValueError(f"mixture expects logits of shape (..., nodes); got {logits!r:.80}.")
     return restore(select()[0].mixture(logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])), logits)
 
 
 def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The leaf that the hard pass uses at x (..., in): (...,) int64."""
-    flat = flatten(x, tree.weight)
     check_tree(tree)
+    flat = flatten(x, tree.weight)
     with torch.no_grad(), no_autocast(flat):
         flat = flat.to(tree.weight.dtype)
         if as_operation(activation):
@@ -298,10 +303,12 @@ def flatten(x: Tensor, weight: Tensor, layer: str = "FFF") -> Tensor:
             f"{layer} has its parameters on {weight.device}; got an input on {x.device}. Move one of them."
         )
     if not x.is_floating_point() or (x.dtype != weight.dtype and autocast_dtype(x) is None):
-        raise TypeError(
-            f"{layer} has {weight.dtype} parameters; got a {x.dtype} input. "
-            f"Convert it with x.to({weight.dtype}), convert the layer, or use torch.autocast."
-        )
+        remedy = f"Convert it with x.to({weight.dtype}), convert the layer, or use torch.autocast"
+        if x.dtype == torch.float64:  # which autocast leaves alone
+            remedy = f"Convert it with x.to({weight.dtype}), or convert the layer"
+        elif x.is_complex():
+            remedy = "Pass its real and imaginary parts as features: torch.view_as_real(x).flatten(-2)"
+        raise TypeError(f"{layer} has {weight.dtype} parameters; got a {x.dtype} input. {remedy}.")
     return x if x.dim() == 2 else x.reshape(-1, features)
 
 

@@ -4,6 +4,7 @@ In training, every leaf is evaluated and the outputs are mixed by the tree's sof
 from the root is followed and one leaf evaluated: depth * node_width + leaf_width neurons of 2**depth * leaf_width.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -88,6 +89,8 @@ class FFF(nn.Module):
         activations.check(activation)
         if decision not in ("soft", "straight_through"):
             raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
+        if bias not in (True, False):
+            raise TypeError(f"bias must be True or False; got {bias!r}.")
         self.activation = activation
         self.bias = bool(bias)
         self.dropout, self.transposition, self.sharing = float(dropout), float(transposition), float(sharing)
@@ -211,6 +214,8 @@ class FFF(nn.Module):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
+        if isinstance(value, str) or not hasattr(value, "__float__"):
+            raise TypeError(f"temperature must be a number; got {value!r} of type {type(value).__name__}.")
         value, limits = float(value), torch.finfo(self._temperature.dtype)
         if not limits.tiny <= value <= limits.max:
             raise ValueError(f"temperature must be positive and finite in {self._temperature.dtype}; got {value}.")
@@ -251,10 +256,6 @@ class FFF(nn.Module):
             self.leaf_gate_bias,
         )
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "FFF":
-        self._direct = functional.Direct()  # its plan would keep the old memory alive
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.fitted_tree |= f"{prefix}node_weight" in state_dict
@@ -262,6 +263,12 @@ class FFF(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_logits": None, "_mixture": None, "_direct": functional.Direct()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FFF":
+        # By the state of FFF, also where torch.nn.utils.parametrize has put a class of its own before it.
+        made = memo[id(self)] = self.__new__(type(self))
+        made.__dict__ = copy.deepcopy(FFF.__getstate__(self), memo)
+        return made
 
     def extra_repr(self) -> str:
         options: dict[str, Any] = {

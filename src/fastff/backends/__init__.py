@@ -8,6 +8,7 @@ against. The soft pass of a GPU is `triton_soft`.
 
 import threading
 import warnings
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -71,7 +72,10 @@ def _against(module: ModuleType, x: Tensor, tree: Tree | None, leaves: Leaves | 
     if not is_plain(*tensors):
         return "runs on plain tensors, under no tracer, no torch.func transform and no forward-mode derivative"
     if not x.is_meta:
-        check_allocated("a tensor", *tensors)
+        check_allocated("x", x)
+        for name, part in (("tree", tree), ("leaves", leaves)):
+            for key, tensor in zip(part._fields, part, strict=True) if part is not None else ():
+                check_allocated(f"{name}.{key}", tensor)
     reason: str = module.unsupported(x, tree, leaves, activation)
     return reason
 
@@ -141,33 +145,42 @@ class backend:
 
     def __init__(self, name: str) -> None:
         check_name(name)
-        self.name, self._is_block = name, False
+        self.name = name
+        self._entered: list[_Choice] = []
         with _lock:
             # Of calls that follow each other the newest counts. The one before it comes back if this one is a block.
-            while len(_choices) > 1 and not (_choices[-1]._is_block or _choices[-2]._is_block):
+            while len(_choices) > 1 and not (_choices[-1].is_block or _choices[-2].is_block):
                 del _choices[-2]
-            _set([*_choices, self])
+            self._call = _Choice(name)
+            _set([*_choices, self._call])
 
     def __enter__(self) -> "backend":
         with _lock:
-            self._is_block = True
-            _set([*(choice for choice in _choices if choice is not self), self])
+            block = _Choice(self.name, is_block=True)
+            self._entered.append(block)
+            _set([*(choice for choice in _choices if choice is not self._call), block])
         return self
 
     def __exit__(self, *_: Any) -> None:
         with _lock:
-            first = _choices.index(self)
+            first = _choices.index(self._entered.pop())
             last = first + 1
-            while last < len(_choices) and not _choices[last]._is_block:  # calls within this block end with it
+            while last < len(_choices) and not _choices[last].is_block:  # calls within this block end with it
                 last += 1
             _set(_choices[:first] + _choices[last:])
 
 
-def _set(choices: list[backend]) -> None:
+@dataclass(eq=False)
+class _Choice:
+    name: str
+    is_block: bool = False
+
+
+def _set(choices: list[_Choice]) -> None:
     global _choice
     _choices[:] = choices
     _choice = choices[-1].name if choices else "auto"
 
 
-_choices: list[backend] = []  # in force, the newest last
+_choices: list[_Choice] = []  # in force, the newest last
 _lock = threading.Lock()

@@ -10,6 +10,7 @@ Nothing here is differentiable: that is the caller's business.
 import ctypes
 import functools
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,9 @@ class Plan:
     """A layer as the kernels see it: pointers and sizes, read once. `route` needs no leaves, `visit` no tree.
 
     It describes the memory in which the weights lay when it was made, and keeps that memory alive: whoever replaces
-    `parameter.data` meanwhile, in this thread or in another, changes the next call and not this one. `holds` and
-    `reads` say whether it still describes the weights.
+    `parameter.data` meanwhile, in this thread or in another, changes the next call and not this one. A plan that is
+    kept from call to call lets go of the memory in between; `hold` and `reads` say whether it still describes the
+    weights.
     """
 
     # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
@@ -147,8 +149,9 @@ class Plan:
         self.dtype, self.in_features = weights[0].dtype, weights[0].shape[-1]
         self._row = self.in_features * self.dtype.itemsize  # bytes
         self._pointers, self._layout = [*map(_data_ptr, weights)], _layout(weights)
-        self._storages = [*map(_storage, weights)]
-        self._bytes = [*map(_nbytes, self._storages)]
+        self._memory: list[torch.UntypedStorage] | None = [*map(_storage, weights)]
+        self._references = [*map(weakref.ref, self._memory)]
+        self._bytes = [*map(_nbytes, self._memory)]
         self._layer = _Layer(
             *(None if t is None else t.data_ptr() for t in tensors),
             self.in_features,
@@ -163,10 +166,21 @@ class Plan:
         self._address = ctypes.addressof(self._layer)
         self._hard, self._route, self._visit = lib.fastff_hard, lib.fastff_route, lib.fastff_visit
 
-    def holds(self, weights: Sequence[Tensor]) -> bool:
-        """Whether these weights, in the order in which the plan was given them, lie where they lay then."""
-        # Memory that is kept alive is not given to another tensor, so the same address is the same storage.
-        return [*map(_data_ptr, weights)] == self._pointers and [*map(_nbytes, self._storages)] == self._bytes
+    def let_go(self) -> "Plan":
+        """Keep the memory of the weights alive no longer. A caller holds it for each call."""
+        self._memory = None
+        return self
+
+    def hold(self, weights: Sequence[Tensor]) -> list[Any] | None:
+        """The memory of these weights, alive for as long as the list is; None if they lie elsewhere by now."""
+        held: list[Any] = [reference() for reference in self._references]
+        # Memory that is held is not given to another tensor, so the same address is the same storage.
+        if [*map(_data_ptr, weights)] != self._pointers:
+            return None
+        try:
+            return held if [*map(_nbytes, held)] == self._bytes else None
+        except TypeError:  # one is None: it was freed, and another storage lies at its address
+            return None
 
     def reads(self, weights: Sequence[Tensor]) -> bool:
         """Whether the memory of these weights has the meaning that it had then."""

@@ -4,6 +4,8 @@ The backend is chosen when an operation runs. The operations have no derivative:
 the plain operations of `aten`. So does an export, which must run where fastff is not installed.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -69,6 +71,15 @@ hard = torch.library.custom_op("fastff::hard", _hard, mutates_args=())
 route = torch.library.custom_op("fastff::route", _route, mutates_args=())
 visit = torch.library.custom_op("fastff::visit", _visit, mutates_args=())
 
-hard.register_fake(lambda x, *rest: x.new_empty(x.shape[0], rest[6].shape[-1]))
-route.register_fake(lambda x, *_: x.new_empty(x.shape[0], dtype=torch.int64))
-visit.register_fake(lambda x, leaf, *rest: x.new_empty(x.shape[0], rest[2].shape[-1]))
+
+def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An output without numbers, for a compiler; or an error where a meta tensor is among real ones."""
+    for tensor in others:
+        if isinstance(tensor, Tensor) and tensor.device != x.device:
+            raise ValueError(f"x is on {x.device}, another tensor on {tensor.device}. Move one of them.")
+    return x.new_empty(x.shape[0], *size, dtype=dtype)
+
+
+hard.register_fake(lambda x, *rest: _empty(x, rest, rest[6].shape[-1]))
+route.register_fake(lambda x, *rest: _empty(x, rest, dtype=torch.int64))
+visit.register_fake(lambda x, leaf, *rest: _empty(x, [leaf, *rest], rest[2].shape[-1]))

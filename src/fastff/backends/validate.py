@@ -19,8 +19,10 @@ from .reference import Leaves, Tree
 def check_layer(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> None:
     """Raise unless x (batch, in) suits these nodes and leaves, and they suit each other; one of them may be missing."""
     check_activation(activation)
-    if x.dim() != 2:
-        raise ValueError(f"x must have shape (batch, in) here; got {tuple(x.shape)}.")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor; got {type(x).__name__}. Convert it with torch.as_tensor.")
+    if x.dim() != 2 or x.layout is not torch.strided:
+        raise ValueError(f"x must be a dense tensor of shape (batch, in) here; got {tuple(x.shape)}, {x.layout}.")
     if tree is not None and leaves is not None:
         check_fit(tree, leaves, activation)
     elif leaves is not None:
@@ -55,6 +57,7 @@ def check_fit(tree: Tree, leaves: Leaves, activation: Activation) -> None:
 
 def check_tree(tree: Tree) -> None:
     """Raise unless these are the nodes of a perfect binary tree."""
+    _check_tensors("tree", tree, ("weight", "bias"))
     has_output = tree.out_weight is not None
     if (tree.out_bias is not None) != has_output or tree.weight.dim() != 2 + has_output:
         raise ValueError(
@@ -69,6 +72,7 @@ def check_tree(tree: Tree) -> None:
 
 def check_leaves(leaves: Leaves, activation: Activation) -> None:
     """Raise unless these leaves fit each other, and suit the activation."""
+    _check_tensors("leaves", leaves, ("in_weight", "out_weight"))
     if is_gated(activation) != (leaves.gate_weight is not None):
         needs = "a gate_weight" if is_gated(activation) else "no gate_weight"
         raise ValueError(f"activation {activation!r} needs leaves with {needs}.")
@@ -85,6 +89,18 @@ def check_leaves(leaves: Leaves, activation: Activation) -> None:
     first = {"in_weight": (count, width, features), "in_bias": (count, width)}
     gate = {"gate_weight": (count, width, features), "gate_bias": (count, width)}
     _check_parts("leaves", leaves, first | gate | {"out_weight": (count, width, out), "out_bias": (count, out)})
+
+
+def _check_tensors(name: str, tensors: Tree | Leaves, required: tuple[str, ...]) -> None:
+    """Raise unless all parts are dense tensors, or None where that is allowed."""
+    for key, tensor in zip(tensors._fields, tensors, strict=True):
+        if tensor is None and key not in required:
+            continue
+        if not isinstance(tensor, Tensor):
+            zeros = " For none, pass zeros." if tensor is None and key == "bias" else ""
+            raise TypeError(f"{name}.{key} must be a tensor; got {type(tensor).__name__}.{zeros}")
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"{name}.{key} must be a dense tensor; got the layout {tensor.layout}.")
 
 
 def _check_parts(name: str, tensors: Tree | Leaves, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -108,6 +124,8 @@ def check_leaf(leaf: Tensor, x: Tensor, leaves: Leaves) -> None:
     On a GPU the numbers are compared there, and a wrong one ends the program's use of it, as torch's own indexing does:
     bringing the answer here would make every call wait. A tracer and a torch.func transform cannot see numbers.
     """
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"leaf must be a tensor; got {type(leaf).__name__}. Convert it with torch.as_tensor.")
     if leaf.dtype != torch.int64:
         raise TypeError(f"leaf must be int64; got {leaf.dtype}. Convert it with leaf.long().")
     if leaf.shape != x.shape[:1]:
