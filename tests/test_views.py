@@ -4,6 +4,7 @@ The native backend keeps a plan of pointers from call to call. It once compared 
 same storage in the layout of the old one: wrong numbers, and no error. FASTFF_FUZZ=20000 tries as many cases.
 """
 
+import itertools
 import os
 import sys
 import threading
@@ -137,12 +138,16 @@ def test_data_is_replaced_while_others_evaluate(batch):
     layer = make(24, 16, depth=3, leaf_width=8, dtype=torch.float32).eval().requires_grad_(False)
     x = torch.randn(batch, 24)
     versions = {name: [p.clone(), -p, p * 2] for name, p in layer.named_parameters() if name.startswith("leaf_")}
-    right = []
-    for name, values in versions.items():
-        for value in values:
-            getattr(layer, name).data = value.clone()
+    # A call reads one parameter after the other, as nn.Linear does: an old one may stand beside a new one.
+    right, names = [], list(versions)
+    for name, following in zip(names, names[1:] + names[:1], strict=True):
+        for value, other in itertools.product(versions[name], versions[following]):
+            getattr(layer, name).data, getattr(layer, following).data = value.clone(), other.clone()
             right.append(layer(x))
-        getattr(layer, name).data = values[0].clone()
+        getattr(layer, name).data, getattr(layer, following).data = (
+            versions[name][0].clone(),
+            versions[following][0].clone(),
+        )
     done, wrong, count = threading.Event(), [], [0] * 3
 
     def evaluate(i):
