@@ -5,9 +5,8 @@ list whose first element is the input, as data sets yield (input, target). A Dat
 batches.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .interrupts import guarded
 from .layer import FFF
+from .switches import eager
 
 
 def batches(data: Any) -> Iterable[Any]:
@@ -76,10 +76,8 @@ def feed(model: nn.Module, batch: Any) -> Any:
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """The model in evaluation mode, without gradients and not compiled; then unchanged."""
     modes = {module: module.training for module in model.modules()}
-    # Compiled code runs no hook.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with torch.no_grad(), eager:
+        with torch.no_grad(), eager():
             yield model.eval()
     finally:
         for module, mode in modes.items():

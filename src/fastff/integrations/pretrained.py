@@ -26,6 +26,7 @@ from ..surgery.checkpoint import check_note, check_sizes, compare, note_of, tens
 from ..surgery.files import Header, check_directory, kind_of, open_weights, write
 from ..surgery.replace import apply_
 from ..surgery.specification import Specification
+from ..switches import PROBING
 from .configs import DTYPES, check_config, check_generation, cleaned, guarded
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -159,7 +160,7 @@ def _build(
     """A fresh model of a config, operated on; the random generators are left as they were. With a header, it is built
     only as far as a file with those tensors can fit."""
     kind, values = _config_class(model_class, config), copy.deepcopy(config)
-    with torch.random.fork_rng([]):
+    with PROBING, torch.random.fork_rng([]):  # generators and the Hub's switch belong to the whole process
         try:
             with torch.device(device), guarded(None if header is None else len(header)):
                 if issubclass(model_class, PreTrainedModel):

@@ -21,7 +21,7 @@ from ..layer import FFF
 from .files import DTYPES, FLOATS, Header, check_directory, check_temperature, open_weights, write
 from .replace import check_model, commit, plan
 from .specification import SIZES, Specification, check_specification, layer_path, module_at, remembered
-from .undo import unchanged_on_error
+from .undo import check_memory, unchanged_on_error
 
 VERSION = 2
 
@@ -65,6 +65,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 def note_of(model: nn.Module) -> dict[str, Any]:
     """What to write down about an operated model."""
     check_model(model)
+    check_memory(model)
     specification = remembered(model)
     layers = [path or "the model itself" for path, module in model.named_modules() if isinstance(module, FFF)]
     if not specification and layers:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..backends.validate import check_allocated
 from ..capture import batches, evaluating, feed, hooking
 from ..checks import check_int
 from ..layer import FFF
@@ -138,6 +139,7 @@ def _check(
     found = {name: _layer(model, name) for name in report.blocks}
     for name, layer in found.items():
         check_learner(layer, report.blocks[name], name)
+        check_allocated(f"a weight of the dense block {name}", *vars(report.blocks[name].weights).values())
     return found
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..backends.validate import check_allocated
 from ..extras import install
 from ..layer import FFF
 
@@ -104,6 +105,7 @@ def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     and are not tied, are written as two."""
     whole, storages = {}, set()
     for name, tensor in tensors.items():
+        check_allocated(name, tensor)
         tensor = tensor.detach().contiguous()
         storage = tensor.untyped_storage()
         if tensor.numel() and (storage.data_ptr() in storages or storage.nbytes() != tensor.nbytes):

@@ -9,12 +9,14 @@ that are trained. The outermost call takes it, so it does not matter which inner
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ..backends.validate import check_allocated
 from ..interrupts import guarded
+from ..switches import PROBING
 
 _HOLDERS = (dict, OrderedDict, set)  # children, parameters, buffers and hooks lie in these
 
@@ -30,8 +32,18 @@ def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = ()) -> Ite
         raise
 
 
+def check_memory(*models: nn.Module) -> None:
+    """Raise for a tensor whose memory was freed: torch's own copies of one end the process."""
+    for model in models:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+            if plain and not (tensor.is_meta or tensor.is_nested):
+                check_allocated(name, tensor)
+
+
 class _Snapshot:
-    def __init__(self, models: Iterable[nn.Module], values: Iterable[Tensor]) -> None:
+    def __init__(self, models: Sequence[nn.Module], values: Iterable[Tensor]) -> None:
+        check_memory(*models)
         self.modules = {module: dict(vars(module)) for model in models for module in model.modules()}
         self.held = [(v, v.copy()) for state in self.modules.values() for v in state.values() if type(v) in _HOLDERS]
         parameters = dict.fromkeys(p for model in models for p in model.parameters())
@@ -40,7 +52,8 @@ class _Snapshot:
         self.buffers = [(b, b.detach().clone()) for b in buffers if b.layout is torch.strided]
         self.values = [(p, p.detach().clone()) for p in values]
         self.grad_mode = torch.is_grad_enabled()
-        self.fused = torch.backends.mha.get_fastpath_enabled()
+        with PROBING:
+            self.fused = torch.backends.mha.get_fastpath_enabled()
 
     def restore(self) -> None:
         """Put everything back."""
@@ -64,4 +77,5 @@ class _Snapshot:
                 if not torch.equal(buffer, value):  # an expanded one cannot be written to
                     buffer.copy_(value)
         torch.set_grad_enabled(self.grad_mode)
-        torch.backends.mha.set_fastpath_enabled(self.fused)
+        with PROBING:
+            torch.backends.mha.set_fastpath_enabled(self.fused)
