@@ -164,6 +164,30 @@ def test_apply_interrupted_at_any_line_leaves_the_model_unchanged():
     attack(lambda: build("encoder")[0], call, tries=40)
 
 
+def test_load_interrupted_at_any_line_leaves_the_model_unchanged(tmp_path, monkeypatch):
+    """After the last tensor was set, Ctrl-C put the modules back, and left the new weights in the others."""
+    pytest.importorskip("safetensors")
+    torch.manual_seed(5)
+    saved = build("encoder")[0]
+    with torch.no_grad():
+        for parameter in saved.parameters():
+            parameter.add_(1)
+    fastff.replace_(saved, depth=1)
+    fastff.save(saved, tmp_path)
+    attack(lambda: build("encoder")[0], lambda model: fastff.load_(model, tmp_path), tries=60)
+
+    def late(_):
+        raise KeyboardInterrupt
+
+    model = build("encoder")[0]
+    before, old = fingerprint(model), values(model)
+    monkeypatch.setattr("fastff.surgery.checkpoint.mark_fitted", late)
+    with pytest.raises(KeyboardInterrupt):
+        fastff.load_(model, tmp_path)
+    assert fingerprint(model) == before
+    assert same(values(model), old)
+
+
 FREED = {
     "a weight of another layer": lambda model: model[1].weight,
     "a leaf": lambda model: model[0].leaf_in_weight,
