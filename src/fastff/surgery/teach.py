@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import batches, evaluating, feed, hooking
+from ..capture import batches, check_kind, evaluating, feed, hooking
 from ..interrupts import guarded
 from ..layer import FFF
 from .blocks import Block, read_linear
@@ -166,6 +166,7 @@ def _check_varies(theirs: Tensor) -> None:
 
 def fed(model: nn.Module, batch: Any, who: str = "the model") -> Any:
     """What a model answers to a batch of data; an error says that the data are at fault, or whose model it is."""
+    check_kind(batch)
     try:
         return feed(model, batch)
     except torch.OutOfMemoryError:
