@@ -282,3 +282,105 @@ def test_temperatures_that_cannot_be_set_are_not_loaded(value, tmp_path):
     with pytest.raises(ValueError, match="must be positive and finite"):
         fastff.save(model, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_second_save_keeps_the_permissions(tmp_path):
+    """A file that its owner had made private was open to everybody after the next save."""
+    path = tmp_path / "fastff.safetensors"
+    for mode in (0o600, 0o640, 0o444):
+        fastff.save(encoder(depth=1), tmp_path)
+        path.chmod(mode)
+        fastff.save(encoder(depth=2), tmp_path)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+BUFFERS = {
+    "sparse_coo": lambda: torch.eye(3).to_sparse(),
+    "sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "complex64": lambda: torch.ones(2, dtype=torch.complex64),
+    "float8_e4m3fn": lambda: torch.ones(2).to(torch.float8_e4m3fn),
+    "uint64": lambda: torch.ones(2).to(torch.uint64),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_tensors_that_are_not_saved_are_named(kind, tmp_path):
+    """Some were errors of torch: "unsupported memory format option Contiguous"."""
+    model = encoder(depth=1)
+    model.register_buffer("extra", BUFFERS[kind]())
+    told = rf"extra is a (?=.*{kind}).* saves strided tensors of float64, .*register_buffer\(..., persistent=False\)"
+    with pytest.raises(ValueError, match=told):
+        fastff.save(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    model.register_buffer("extra", BUFFERS[kind](), persistent=False)  # the remedy
+    fastff.save(model, tmp_path / "new")
+    assert is_in(tmp_path / "new", model)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"abc", ["a"]])
+def test_what_is_no_path(path, tmp_path):
+    for call in (lambda: fastff.save(encoder(depth=1), path), lambda: fastff.load_(encoder(), path)):
+        with pytest.raises(TypeError, match=r"path of a directory must be a string or a path; got "):
+            call()
+
+
+def test_paths_and_models_that_cannot_be_used(tmp_path):
+    model, good = encoder(depth=1), tmp_path / "good"
+    fastff.save(model, good)
+    for call in (lambda: fastff.save(model, "a\0b"), lambda: fastff.load_(encoder(), "a\0b")):
+        with pytest.raises(ValueError, match=r"the path of a directory has no null character; got 'a.x00b'"):
+            call()
+    with pytest.raises(NotADirectoryError, match=rf"fastff.safetensors is a file. Pass the directory .* {good}$"):
+        fastff.load_(encoder(), good / "fastff.safetensors")
+    with pytest.raises(TypeError, match=r"expected a model, an nn.Module; got NoneType"):
+        fastff.load_(None, good)
+    with pytest.raises(ValueError, match=r"has been operated on already \(the model itself\). Pass a fresh one"):
+        fastff.load_(model, good)
+    taken = tmp_path / "taken" / "fastff.safetensors"
+    taken.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError, match=r"a directory where fastff.safetensors goes: delete it, or choose"):
+        fastff.save(model, taken.parent)
+    assert files_in(taken.parent) == [taken.name]
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(OSError, match=r"cannot read .*A link leads back to itself: delete it"):
+        fastff.load_(encoder(), loop)
+    with pytest.raises(OSError, match=r"cannot save into .*It is a link that leads nowhere: delete it"):
+        fastff.save(model, loop)
+
+
+def test_a_header_with_one_name_twice(tmp_path):
+    """safetensors takes either of the two tensors."""
+    fastff.save(encoder(depth=1), tmp_path)
+    path = tmp_path / "fastff.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].rstrip()
+    name = "layers.0.norm1.weight"
+    entry = json.dumps({name: json.loads(header)[name]})[1:-1]
+    header = header[:-1] + f",{entry}}}".encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    with pytest.raises(ValueError, match=rf"in its header the name '{name}' stands twice"):
+        fastff.load_(encoder(), tmp_path)
+
+
+def test_a_compiled_model_is_saved_or_told_how(tmp_path):
+    """Compiled in place it was refused, without a way out; its state dict has the same names."""
+    model = encoder(depth=1)
+    model.compile()
+    model.layers[0].norm1.compile()
+    fastff.save(model, tmp_path)
+    assert is_in(tmp_path, model)
+    with pytest.raises(
+        ValueError, match=r"what torch.compile returned.* Pass the model that you compiled: compiled._or"
+    ):
+        fastff.save(torch.compile(model), tmp_path)
+    model.layers[0].norm1 = torch.compile(nn.LayerNorm(16))
+    with pytest.raises(ValueError, match=r"model.set_submodule\('layers.0.norm1', compiled._orig_mod\)"):
+        fastff.save(model, tmp_path)
+    compiled = encoder()
+    compiled.compile()
+    with pytest.raises(ValueError, match=r"is compiled. Call it before torch.compile"):
+        fastff.replace_(compiled, depth=1)

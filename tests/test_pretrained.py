@@ -119,7 +119,7 @@ def test_round_trip_of_any_module(dtype, tmp_path):
     with torch.no_grad():
         assert torch.equal(fresh(x), model(x))
     assert remembered(fresh) == remembered(model)
-    with pytest.raises(ValueError, match="this model has"):
+    with pytest.raises(ValueError, match=r"TransformerEncoder has been operated on already.* Pass a fresh one"):
         fastff.load_(fresh, tmp_path)  # it is operated on already
 
 
@@ -420,6 +420,17 @@ def test_transformers_own_save_pretrained_warns(copied, tmp_path):
         from_pretrained(tmp_path / "ours").save_pretrained(tmp_path)  # nothing refers to the model any more
 
 
+def test_transformers_own_save_pretrained_keeps_out_of_a_directory_of_ours(tmp_path):
+    """A Trainer wrote into it: config.json no longer named fastff, and AutoModel drew the dense blocks at random."""
+    model = operated("bert")
+    save_pretrained(model, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for call in (lambda: model.save_pretrained(tmp_path), lambda: model.save_pretrained(save_directory=str(tmp_path))):
+        with pytest.raises(ValueError, match=r"has a fastff.safetensors, which fastff wrote: .*another directory"):
+            call()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def pickled(model):
     buffer = io.BytesIO()
     torch.save(model, buffer)
@@ -532,6 +543,8 @@ def test_values_that_dtype_and_device_map_do_not_take(tmp_path):
     for device in ("auto", "balanced", {"bert": 0, "classifier": "cpu"}, {"bert": "cpu"}, "cuda:99", 1.5):
         with pytest.raises(ValueError, match=r"device_map must be one device for the whole model.*dispatch_model"):
             from_pretrained(tmp_path, device_map=device)
+    with pytest.raises(ValueError, match=r"got \{'bert': 'cpu'\} \(it maps bert\)"):
+        from_pretrained(tmp_path, device_map={"bert": "cpu"})
     with pytest.raises(ValueError, match="device_map is the meta device"):
         from_pretrained(tmp_path, device_map="meta")
 
@@ -549,7 +562,8 @@ def test_a_class_of_ones_own(tmp_path):
     loaded = from_pretrained(tmp_path, GPT2LMHeadModel)
     assert type(loaded) is GPT2LMHeadModel
     assert_same(loaded, model)
-    with pytest.raises(ValueError, match=r"this model has no 'transformer.h.0.mlp"):
+    told = r"does not fit AutoModel: it is of \['.*GPT2LMHeadModel'\]. Pass that class.* has no 'transformer.h.0.mlp"
+    with pytest.raises(ValueError, match=told):
         from_pretrained(tmp_path, transformers.AutoModel)  # without the head all names are others
 
 
@@ -807,6 +821,13 @@ def test_refused(case, saved, tmp_path, monkeypatch):
         from_pretrained(folder)
     assert type(caught.value) in (ValueError, TypeError, FileNotFoundError)
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_note_that_is_nested_too_deeply_is_told_in_our_words(saved, tmp_path):
+    """It said "maximum recursion depth exceeded while decoding a JSON array from a unicode string"."""
+    pack(tmp_path, "[" * 100000, unpack(saved)[1])
+    with pytest.raises(ValueError, match=r"is not JSON as fastff writes it: it is nested too deeply\."):
+        from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[]", "1", "{", '{"version": 2, "version": 2}', "[" * 100000, "9" * 5000, ""])

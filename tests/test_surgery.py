@@ -1033,3 +1033,86 @@ def test_it_learns_and_hardens():
         loss.backward()
         optimizer.step()
     assert nn.functional.mse_loss(model.eval()(x), y) < 0.1 * y.var()
+
+
+def test_weights_that_are_not_finite_are_said():
+    """The block "gives something else", it said."""
+    model = stack(Mlp(), Mlp())
+    linear = next(m for m in model[1].modules() if isinstance(m, nn.Linear))
+    with torch.no_grad():
+        linear.weight[0, 0] = torch.nan
+    report = fastff.replace_(model, depth=1)
+    assert [s.why for s in report.skipped] == ["its weights hold NaN or infinity; load weights that are finite"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 3])
+def test_outputs_that_do_not_vary_are_not_measured(dtype, width):
+    """One rounding unit of error was "misses 130 %" of a variance that was rounding, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(fastff.FF(width, 8, width=16, dtype=dtype))
+    data = torch.ones(300, width, dtype=dtype)
+    report = fastff.replace_(model, depth=1, init="data", data=data)
+    assert report.missed is None
+    assert "eval() was not measured: the outputs of 0 do not vary on held-out inputs. " in str(report)
+    old = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match=r"changed nothing.*do not vary on these data\). Pass data that varies"):
+        (made,) = fastff.distill_(model, report, data, steps=3, progress=False)
+    assert str(made) == "0: missed ? -> ?, leaves put back: the outputs of the dense block do not vary on these data"
+    assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
+
+
+def test_a_small_variance_is_a_variance():
+    """Outputs that vary by far more than rounding are measured, however large their mean."""
+    torch.manual_seed(0)
+    model = nn.Sequential(fastff.FF(8, 8, width=16))
+    with torch.no_grad():
+        model[0].down.bias.fill_(1000.0)
+    report = fastff.replace_(model, depth=1, init="data", data=torch.randn(300, 8))
+    assert 0 < report.missed < 1
+
+
+def test_one_input_is_too_few():
+    """torch warned of degrees of freedom, and distill_ measured "inf %"."""
+    model, one = nn.Sequential(fastff.FF(8, 8, width=16)), torch.randn(1, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = fastff.replace_(model, depth=1, init="data", data=one)
+    assert report.replaced[0].weights == "fitted to 1 input"
+    assert "eval() was not measured: 1 input is too few. " in str(report)
+    with pytest.warns(UserWarning, match=r"changed nothing.*1 input is too few\). Pass data that varies"):
+        (made,) = fastff.distill_(model, report, one, steps=3, progress=False)
+    assert not made.kept
+
+
+@pytest.mark.parametrize(
+    "data", [torch.randn(30, 5), torch.randn(30, 8).double(), torch.ones(30, 8).long(), {"foo": torch.randn(30, 8)}]
+)
+def test_data_that_the_model_does_not_run_on_is_said(data):
+    """An error of torch came through, without a word of data=."""
+    dense = nn.Sequential(fastff.FF(8, 8, width=16))
+    model = copy.deepcopy(dense)
+    told = r"{} does not run on data=: .*[^.]\. Pass batches as the model takes them\.$"
+    with pytest.raises(ValueError, match=told.format("the model")):
+        fastff.replace_(model, depth=1, init="data", data=data)
+    report = fastff.replace_(model, depth=1)
+    with pytest.raises(ValueError, match=told.format("the model")):
+        fastff.distill_(model, report, data, progress=False)
+    with pytest.raises(ValueError, match=told.format("the teacher")):
+        fastff.distill_(model, report, data, teacher=dense, progress=False)
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_frozen_leaves_are_distilled_and_stay_frozen(taught):
+    """A frozen dense model gives frozen leaves; distill_ is there to train them all the same."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(fastff.FF(16, 16, width=64)).requires_grad_(False)
+    model, x = copy.deepcopy(dense), varied(None)
+    report = fastff.replace_(model, depth=2, leaf_width=16, init="data", data=x)
+    old = copy.deepcopy(model.state_dict())
+    options = {"teacher": dense} if taught else {}
+    made = fastff.distill_(model, report, list(x.split(200)), **options, steps=100, rate=3e-3, progress=False)
+    assert made[-1].kept
+    assert not any(p.requires_grad for p in model.parameters())
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, old[name])}
+    assert changed == {f"0.{n}" for n in ("leaf_in_weight", "leaf_in_bias", "leaf_out_weight", "leaf_out_bias")}

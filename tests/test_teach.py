@@ -216,3 +216,30 @@ def test_teachers_that_cannot_teach():
         fastff.distill_(model, report, iter([]), teacher=dense, progress=False)
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         fastff.distill_(model.half(), report, data, teacher=dense, progress=False)
+
+
+def test_a_teacher_of_another_width_is_told_of():
+    """An error of torch came through: "mat1 and mat2 shapes cannot be multiplied"."""
+    model, _, report, data = operated(blocks=1)
+    other = nn.Sequential(Residual())
+    other[0].mlp = fastff.FF(12, 12, width=48)
+    with pytest.raises(ValueError, match=r"takes 16 features in the model and 12 in the teacher; they must be equal"):
+        fastff.distill_(model, report, data, teacher=other, progress=False)
+    wider = nn.Sequential(Residual(), nn.Linear(16, 12))
+    with pytest.raises(
+        ValueError, match=r"the output has the shape \(100, 16\) in the model and \(100, 12\) in the te"
+    ):
+        fastff.distill_(model, report, data, teacher=wider, progress=False)
+
+
+def test_a_teacher_whose_outputs_do_not_vary():
+    """The drift was a share of nothing: 2e39 %."""
+    model, dense, report, data = operated(blocks=1)
+    before = copy.deepcopy(model.state_dict())
+    for some, told in (
+        (data[0][:1], r"1 input is too few: .*drop_last=True\), or loss="),
+        (torch.ones(300, 16), r"the teacher's outputs do not vary on these data: .* Pass larger batches that vary"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            fastff.distill_(model, report, some, teacher=dense, steps=3, progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -5,6 +5,7 @@ import copy
 import random
 import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class Tracer:
 
     def run(self, call):
         """Whether the call ended well."""
-        before = sys.gettrace()
+        before, handler = sys.gettrace(), signal.getsignal(signal.SIGINT)
         sys.settrace(self)
         try:
             call()
@@ -66,6 +67,9 @@ class Tracer:
             return False
         finally:
             sys.settrace(before)
+            # A line is traced between the end of a `with` block and its __exit__, where no Ctrl-C can come; an error
+            # there leaves the handler of the block.
+            signal.signal(signal.SIGINT, handler)
         return True
 
 
@@ -158,6 +162,114 @@ def test_apply_interrupted_at_any_line_leaves_the_model_unchanged():
         fastff.apply_(model, specification)
 
     attack(lambda: build("encoder")[0], call, tries=40)
+
+
+def test_load_interrupted_at_any_line_leaves_the_model_unchanged(tmp_path, monkeypatch):
+    """After the last tensor was set, Ctrl-C put the modules back, and left the new weights in the others."""
+    pytest.importorskip("safetensors")
+    torch.manual_seed(5)
+    saved = build("encoder")[0]
+    with torch.no_grad():
+        for parameter in saved.parameters():
+            parameter.add_(1)
+    fastff.replace_(saved, depth=1)
+    fastff.save(saved, tmp_path)
+    attack(lambda: build("encoder")[0], lambda model: fastff.load_(model, tmp_path), tries=60)
+
+    def late(_):
+        raise KeyboardInterrupt
+
+    model = build("encoder")[0]
+    before, old = fingerprint(model), values(model)
+    monkeypatch.setattr("fastff.surgery.checkpoint.mark_fitted", late)
+    with pytest.raises(KeyboardInterrupt):
+        fastff.load_(model, tmp_path)
+    assert fingerprint(model) == before
+    assert same(values(model), old)
+
+
+FREED = {
+    "a weight of another layer": lambda model: model[1].weight,
+    "a leaf": lambda model: model[0].leaf_in_weight,
+    "a node": lambda model: model[0].node_bias,
+    "a temperature": lambda model: model[0]._temperature,
+    "a buffer": lambda model: model[2].running_mean,
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "freed"),
+    [(call, freed) for call in ("save", "distill_") for freed in FREED]
+    + [(call, "a buffer") for call in ("replace_", "apply_", "load_")],
+)
+def test_a_tensor_whose_memory_was_freed_is_named(call, freed, tmp_path):
+    """torch copies such a tensor from memory that is not there: save and distill_ ended the process by a segfault."""
+
+    def fresh():
+        return nn.Sequential(fastff.FF(256, 256, width=512), nn.Linear(256, 256), nn.BatchNorm1d(256))
+
+    model, other = fresh(), fresh()
+    report = fastff.replace_(other, depth=1)
+    if call in ("save", "distill_"):
+        report = fastff.replace_(model, depth=1)
+    if call == "load_":
+        pytest.importorskip("safetensors")
+        fastff.save(other, tmp_path)
+    tensor = FREED[freed](model)
+    tensor.untyped_storage().resize_(0)
+    calls = {
+        "save": lambda: fastff.save(model, tmp_path),
+        "distill_": lambda: fastff.distill_(model, report, torch.randn(64, 256), steps=2, progress=False),
+        "replace_": lambda: fastff.replace_(model, depth=1),
+        "apply_": lambda: fastff.apply_(model, report.specification),
+        "load_": lambda: fastff.load_(model, tmp_path),
+    }
+    name = next(n for n, t in [*model.named_parameters(), *model.named_buffers()] if t is tensor)
+    before = fingerprint(model)
+    with pytest.raises(RuntimeError, match=rf"^{name} of shape .* got 0: its memory was freed"):
+        calls[call]()
+    assert fingerprint(model) == before
+
+
+def test_a_dense_block_of_a_report_whose_memory_was_freed():
+    model = nn.Sequential(fastff.FF(256, 256, width=512))
+    dense = model[0]
+    report = fastff.replace_(model, depth=1)
+    dense.up.weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"a weight of the dense block 0 of shape \(512, 256\) .* was freed"):
+        fastff.distill_(model, report, torch.randn(64, 256), steps=2, progress=False)
+
+
+def test_threads_leave_the_switches_of_the_process_alone():
+    """Each noted what another thread had turned: the fused encoder layer and the compiler stayed off for the whole
+    process, and the random generator went on from the seed of a probe."""
+    import torch._dynamo.eval_frame as compiler  # so that the compiler is there to be switched off
+
+    torch.manual_seed(1234)
+    state, stance, fused = torch.get_rng_state(), compiler._stance, torch.backends.mha.get_fastpath_enabled()
+    errors = []
+
+    def work():
+        try:
+            for _ in range(8):
+                # The weights are copied, so that nothing is drawn but by the probes.
+                fastff.replace_(copy.deepcopy(start), depth=1, init=lambda *_: "unchanged")
+        except BaseException as error:
+            errors.append(error)
+
+    start = build("encoder")[0]
+    torch.manual_seed(1234)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastff.FFF, "reset_parameters", lambda *_: None)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+    assert not errors
+    assert torch.backends.mha.get_fastpath_enabled() is fused is True
+    assert compiler._stance == stance
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_everything_goes_back_and_nothing_else_is_touched():

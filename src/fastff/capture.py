@@ -5,9 +5,8 @@ list whose first element is the input, as data sets yield (input, target). A Dat
 batches.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from .interrupts import guarded
 from .layer import FFF
+from .switches import eager
 
 
 def batches(data: Any) -> Iterable[Any]:
     """The batches in `data`."""
-    _check_kind(data)
+    check_kind(data)
     if isinstance(data, list) and _holds_batches(data):
         return data
     if isinstance(data, Tensor | Mapping | tuple | list):
@@ -31,7 +31,7 @@ def batches(data: Any) -> Iterable[Any]:
     raise TypeError(f"data must be a tensor, a batch or an iterable of batches; got {type(data).__name__}.")
 
 
-def _check_kind(data: Any) -> None:
+def check_kind(data: Any) -> None:
     """Raise for arrays and texts, and for lists of them, which are no inputs of a model of torch."""
     first = next(iter(data), None) if isinstance(data, tuple | list) else data
     what = "a list of " if first is not data else ""
@@ -63,7 +63,7 @@ def _holds_batches(data: list[Any]) -> bool:
 
 def feed(model: nn.Module, batch: Any) -> Any:
     """What a model answers to a batch, on the device where the model is."""
-    _check_kind(batch)
+    check_kind(batch)
     first = next(model.parameters(), None)
     if isinstance(batch, Mapping):
         moved = {k: v.to(first.device) if isinstance(v, Tensor) and first is not None else v for k, v in batch.items()}
@@ -76,10 +76,8 @@ def feed(model: nn.Module, batch: Any) -> Any:
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     """The model in evaluation mode, without gradients and not compiled; then unchanged."""
     modes = {module: module.training for module in model.modules()}
-    # Compiled code runs no hook.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        with torch.no_grad(), eager:
+        with torch.no_grad(), eager():
             yield model.eval()
     finally:
         for module, mode in modes.items():

@@ -20,6 +20,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from ..surgery.files import Header
+from ..switches import PROBING
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 # Nothing that a model is built of; they are left out of a save, and refused in one.
@@ -33,7 +34,6 @@ _SIZE = re.compile("size|dim|width|channel|length|window|position|capacity|token
 _FREE = re.compile(r"theta$|(^|_)base$|seed$")  # numbers that nothing is as large as
 _DEEPEST, _LONGEST = 12, 10_000  # levels of nesting, characters of a string
 _PLAIN = re.compile(r"[\w .,+=<>()|-]*")  # no path, address or name on the Hub
-_LOADING = threading.RLock()
 
 
 def cleaned(config: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def guarded(tensors: int | None) -> Iterator[None]:
             raise ValueError(f"it has more than {limit} modules and parameters, the file {tensors} tensors")
 
     constants: Any = huggingface_hub.constants
-    with _LOADING, contextlib.ExitStack() as stack:
+    with PROBING, contextlib.ExitStack() as stack:
         stack.callback(setattr, constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE)
         constants.HF_HUB_OFFLINE = True
         for register in (

@@ -26,6 +26,7 @@ from ..surgery.checkpoint import check_note, check_sizes, compare, note_of, tens
 from ..surgery.files import Header, check_directory, kind_of, open_weights, write
 from ..surgery.replace import apply_
 from ..surgery.specification import Specification
+from ..switches import PROBING
 from .configs import DTYPES, check_config, check_generation, cleaned, guarded
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -93,6 +94,7 @@ def from_pretrained(
     Loading is strict, opens no connection, and runs no code that comes with the files: an error says what does not fit.
     While it builds the model, the Hub is offline for the whole process.
     """
+    check_directory(directory)
     folder = Path(directory)
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -112,8 +114,17 @@ def from_pretrained(
         check_config(config, _config_class(chosen, config), header)
         if generation is not None:
             check_generation(generation)
-        shapes = _build(chosen, config, specification, "meta", header)
-        compare(shapes, header)
+        try:
+            shapes = _build(chosen, config, specification, "meta", header)
+            compare(shapes, header)
+        except ValueError as error:
+            if model_class is None:
+                raise
+            names = str(config.get("architectures"))[:80]
+            raise ValueError(
+                f"the save does not fit {model_class.__name__}: it is of {names}. Pass that class, or leave "
+                f"model_class out. {error}"
+            ) from error
         _check_buffers(shapes)
         config = config if wanted is None else config | {"dtype": wanted}
         model = _build(chosen, config, specification, "cpu")
@@ -138,8 +149,10 @@ def _dtype(dtype: Any) -> str | None:
 def _device(device_map: Any) -> torch.device:
     """The device that a device_map means, if it is one for the whole model."""
     place: Any = "cpu" if device_map is None else device_map
-    place = place.get("") if isinstance(place, dict) and len(place) == 1 else place
+    place = place[""] if isinstance(place, dict) and set(place) == {""} else place
     try:
+        if isinstance(place, dict):
+            raise TypeError(f"it maps {', '.join(map(str, place))}")
         device = torch.device(place)
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:
@@ -159,7 +172,7 @@ def _build(
     """A fresh model of a config, operated on; the random generators are left as they were. With a header, it is built
     only as far as a file with those tensors can fit."""
     kind, values = _config_class(model_class, config), copy.deepcopy(config)
-    with torch.random.fork_rng([]):
+    with PROBING, torch.random.fork_rng([]):  # generators and the Hub's switch belong to the whole process
         try:
             with torch.device(device), guarded(None if header is None else len(header)):
                 if issubclass(model_class, PreTrainedModel):

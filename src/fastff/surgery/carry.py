@@ -75,7 +75,7 @@ def from_data_(block: Block, layer: FFF, x: Tensor) -> str:
     matter most to it, with output weights fitted by least squares."""
     principal_tree_(layer, x)
     fit_leaves_(layer, dense_layer(block), x)
-    return f"fitted to {len(x):,} inputs"
+    return f"fitted to {len(x):,} input{'s' * (len(x) != 1)}"
 
 
 INITS: dict[str, Init] = {"dense": dense_, "random": random_}

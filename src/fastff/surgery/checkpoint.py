@@ -14,14 +14,15 @@ import warnings
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..hardening import mark_fitted
 from ..layer import FFF
-from .files import DTYPES, FLOATS, Header, check_directory, check_temperature, open_weights, write
+from .files import DTYPES, FLOATS, Header, check_directory, check_temperature, kind_of, open_weights, write
 from .replace import check_model, commit, plan
-from .specification import SIZES, Specification, check_specification, layer_path, module_at, remembered
-from .undo import unchanged_on_error
+from .specification import MEMORY, SIZES, Specification, check_specification, layer_path, module_at, remembered
+from .undo import check_memory, unchanged_on_error
 
 VERSION = 2
 
@@ -42,29 +43,29 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     """Make a fresh `model` the one that `save` wrote: the same surgery, then the weights, strictly.
 
     The model is built by the same code as the saved one was. Its weights may be anything; floating-point tensors take
-    the dtype that they were saved in, and stay on their device. An error leaves the model unchanged.
+    the dtype that they were saved in, and stay on their device. An error, or Ctrl-C, leaves the model unchanged.
     """
+    check_model(model)
+    if operated := [path or "the model itself" for path, part in model.named_modules() if vars(part).get(MEMORY)]:
+        raise ValueError(
+            f"{type(model).__name__} has been operated on already ({_some(operated)}). Pass a fresh one, built by the "
+            "same code."
+        )
     with open_weights(directory) as saved:
         specification = check_note(saved.note, str(saved.path))
         check_sizes(specification, saved.header)
-        with unchanged_on_error(model):
+        with unchanged_on_error(model, data=True):
             commit(plan(model, specification))
             compare(model, saved.header)
-            pairs = [*saved.tensors(model)]  # all are read before the first is set
-            before = [own.data for own, _ in pairs]
-            try:
-                for own, tensor in pairs:
-                    own.data = tensor
-            except BaseException:
-                for (own, _), tensor in zip(pairs, before, strict=True):
-                    own.data = tensor
-                raise
+            for own, tensor in saved.tensors(model):
+                own.data = tensor
             mark_fitted(model)
 
 
 def note_of(model: nn.Module) -> dict[str, Any]:
     """What to write down about an operated model."""
-    check_model(model)
+    check_model(model, saving=True)
+    check_memory(model)
     specification = remembered(model)
     layers = [path or "the model itself" for path, module in model.named_modules() if isinstance(module, FFF)]
     if not specification and layers:
@@ -131,6 +132,14 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} in the state dict is a {type(tensor).__name__}; only tensors can be saved.")
+        if tensor.is_nested or tensor.layout is not torch.strided or not kind_of(tensor):
+            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            saved = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
+            raise ValueError(
+                f"{name} is a {tensor.dtype} tensor, {layout}; fastff saves strided tensors of {saved}. If the model "
+                "computes it anew, leave it out of the state dict: register_buffer(..., persistent=False). Else "
+                "convert it before you save."
+            )
         if hasattr(type(tensor), "__tensor_flatten__"):
             raise TypeError(
                 f"{name} is a {type(tensor).__name__}, a quantised or wrapped tensor, which fastff neither saves nor "

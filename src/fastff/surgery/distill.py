@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import batches, evaluating, feed, hooking
+from ..backends.validate import check_allocated
+from ..capture import batches, evaluating, hooking
 from ..checks import check_int
 from ..layer import FFF
 from .blocks import Block
 from .carry import dense_layer
 from .leaves import check_learner, distill_leaves_, hold_out, missed
-from .report import Distillation, Distilled, Report, diverged, no_better
-from .teach import Advance, Loss, teach_
+from .report import Distillation, Distilled, Report, diverged, no_better, too_few
+from .teach import Advance, Loss, fed, teach_
 from .undo import unchanged_on_error
 
 
@@ -36,7 +37,8 @@ def distill_(
 ) -> Distillation:
     """Train the leaves of every FFF layer that `replace_` put into `model`, in the hard pass.
 
-    Trees and everything else in the model stay unchanged. Leaves that training would leave worse, measured on held-out
+    Leaves learn also where they are frozen; requires_grad is unchanged afterwards, as are trees and everything else in
+    the model. Leaves that training would leave worse, measured on held-out
     data, are put back: the result says so, and there is a warning if nothing improved at all. If it raises or is
     interrupted, the model is unchanged: layers that were finished go back, too.
 
@@ -89,12 +91,16 @@ def _alone_(
     leaves = list(layer.leaf_parameters())
     start = [p.detach().clone() for p in leaves]
     before, note = missed(layer, dense, held_out), ""
+    if before is None or len(x) == 1:
+        note = too_few(1) if len(x) == 1 else "the outputs of the dense block do not vary on these data"
+        return Distilled(name, math.nan, math.nan, kept=False, note=note)
     for step, error in enumerate(learn(layer, dense, train), 1):
         advance(f"{name}: {error:.3g}")
         if not math.isfinite(error):
             note = diverged(step, error)
             break
     after = missed(layer, dense, held_out)
+    after = math.inf if after is None else after
     if not note and after < before and all(p.isfinite().all() for p in leaves):
         return Distilled(name, before, after)
     for p, old in zip(leaves, start, strict=True):
@@ -138,6 +144,7 @@ def _check(
     found = {name: _layer(model, name) for name in report.blocks}
     for name, layer in found.items():
         check_learner(layer, report.blocks[name], name)
+        check_allocated(f"a weight of the dense block {name}", *vars(report.blocks[name].weights).values())
     return found
 
 
@@ -154,7 +161,7 @@ def inputs_of(model: nn.Module, modules: dict[str, nn.Module], data: Any, sample
 
     with evaluating(model), hooking((m.register_forward_pre_hook, take(n)) for n, m in modules.items()):
         for part in batches(data):
-            feed(model, part)
+            fed(model, part)
             if min(sum(map(len, parts)) for parts in kept.values()) >= samples:
                 break
     missing = [name for name, parts in kept.items() if not sum(map(len, parts))]

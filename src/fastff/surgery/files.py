@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..backends.validate import check_allocated
 from ..extras import install
 from ..layer import FFF
 
@@ -42,6 +43,8 @@ _REMEDIES = {
     errno.EROFS: "Choose a directory that you may write to",
     errno.EEXIST: "It is a file: pass the path of a directory",
     errno.ENOTDIR: "A part of the path is a file: pass the path of a directory",
+    errno.EISDIR: f"There is a directory where {WEIGHTS} goes: delete it, or choose another directory",
+    errno.ELOOP: "A link leads back to itself: delete it, or choose another directory",
 }
 
 
@@ -51,9 +54,14 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
-    """Raise for a path that Python takes for the current directory, and nobody else does."""
-    if not os.fspath(directory):
+    """Raise for what is no path, and for the one that Python takes for the current directory, and nobody else does."""
+    path = os.fspath(directory) if isinstance(directory, str | os.PathLike) else directory
+    if not isinstance(path, str):
+        raise TypeError(f"the path of a directory must be a string or a path; got {directory!r:.80}.")
+    if not path:
         raise ValueError('the path of the directory is empty. Pass "." for the current directory.')
+    if "\0" in path:
+        raise ValueError(f"the path of a directory has no null character; got {path!r:.80}. Pass one without.")
 
 
 def write(
@@ -67,9 +75,11 @@ def write(
     from safetensors.torch import save_file
 
     folder, beside = Path(directory), beside or {}
-    strange = [f"{n} ({t.dtype} on {t.device})" for n, t in tensors.items() if t.is_meta or not kind_of(t)]
-    if strange:
-        raise ValueError(f"cannot save {', '.join(strange[:8])}: on the meta device, or of a dtype that is not saved.")
+    if empty := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise ValueError(
+            f"cannot save {', '.join(empty[:8])}: on the meta device, where a model has no values. Load its weights "
+            "first."
+        )
     metadata = {"format": "pt", "fastff": json.dumps(note, sort_keys=True)}
     texts = {
         name: json.dumps(value, indent=2, sort_keys=True) + "\n" for name, value in beside.items() if value is not None
@@ -81,14 +91,16 @@ def write(
             for name, text in texts.items():
                 (stage / name).write_text(text, "utf-8")
             for path in stage.iterdir():
-                path.chmod(stage.stat().st_mode & 0o666)  # as the umask wants; save_file makes files private
+                path.chmod(_mode(folder / path.name, stage))  # save_file makes files private
                 _sync(path)
             for name in (*texts, WEIGHTS):
                 os.replace(stage / name, folder / name)
     except (OSError, safetensors.SafetensorError) as error:
         told = re.search(r"\(os error (\d+)\)", str(error))  # safetensors writes in Rust, and has errors of its own
         number = getattr(error, "errno", None) or (int(told[1]) if told else errno.EIO)
+        looped = number == errno.EEXIST and folder.is_symlink()
         remedy = f" {_REMEDIES[number]}." if number in _REMEDIES else ""
+        remedy = " It is a link that leads nowhere: delete it, or choose another directory." if looped else remedy
         reason = os.strerror(number) if told or getattr(error, "errno", None) else error
         raise OSError(
             number, f"cannot save into {folder}: {reason}.{remedy} A save that is there is unchanged"
@@ -99,11 +111,21 @@ def write(
         _sync(folder)
 
 
+def _mode(path: Path, stage: Path) -> int:
+    """The permissions of a file to write: of the one that it replaces, or else as the umask wants."""
+    with suppress(OSError):
+        old = path.stat().st_mode
+        if stat.S_ISREG(old):
+            return stat.S_IMODE(old) & 0o777
+    return stage.stat().st_mode & 0o666
+
+
 def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors, each in a storage of its own: the file has no views, and two tensors that lie in one storage,
     and are not tied, are written as two."""
     whole, storages = {}, set()
     for name, tensor in tensors.items():
+        check_allocated(name, tensor)
         tensor = tensor.detach().contiguous()
         storage = tensor.untyped_storage()
         if tensor.numel() and (storage.data_ptr() in storages or storage.nbytes() != tensor.nbytes):
@@ -205,6 +227,7 @@ def check_temperature(name: str, tensor: Tensor) -> None:
 def open_weights(directory: str | os.PathLike[str]) -> Iterator[Saved]:
     """The save in a directory, if it is whole. A save that takes its place meanwhile changes nothing for the reader."""
     safetensors = _safetensors()
+    check_directory(directory)
     folder = Path(directory)
     path = folder / WEIGHTS
     try:
@@ -212,6 +235,13 @@ def open_weights(directory: str | os.PathLike[str]) -> Iterator[Saved]:
         opened = safetensors.safe_open(path, "pt")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is not there: {_found_instead(folder)}") from None
+    except NotADirectoryError as error:
+        raise NotADirectoryError(
+            errno.ENOTDIR, f"{folder} is a file. Pass the directory that fastff saved into, such as {folder.parent}"
+        ) from error
+    except OSError as error:
+        remedy = _REMEDIES.get(errno.ELOOP) if error.errno == errno.ELOOP else "Pass a directory that you may read"
+        raise OSError(error.errno, f"cannot read {path}: {error.strerror}. {remedy}") from error
     except (safetensors.SafetensorError, EOFError) as error:
         raise ValueError(
             f"{path} is not a whole safetensors file: it is truncated, or of another kind ({error})."
@@ -232,8 +262,31 @@ def _check_regular(path: Path) -> None:
             raise EOFError("its header is cut off")
         if length > _LONGEST_HEADER:
             raise ValueError(f"{path} has a header of {length} bytes; fastff reads {_LONGEST_HEADER} at most.")
+        _check_names(path, os.read(file, length))
     finally:
         os.close(file)
+
+
+def _check_names(path: Path, header: bytes) -> None:
+    """Raise for a header with one name twice, of which safetensors takes either."""
+    with suppress(UnicodeDecodeError, json.JSONDecodeError, RecursionError):  # safetensors says what is wrong with it
+        try:
+            json.loads(header, object_pairs_hook=_once)
+        except _Twice as error:
+            raise ValueError(f"{path} is not as fastff writes it: in its header {error}.") from None
+
+
+class _Twice(ValueError):
+    """A name that stands in a JSON object twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise _Twice(f"the name {name!r:.80} stands twice")
+        names.add(name)
+    return dict(pairs)
 
 
 def _found_instead(folder: Path) -> str:
@@ -246,12 +299,6 @@ def _found_instead(folder: Path) -> str:
 
 def _note(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """The note in a header: a JSON object with no name twice in any part of it."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) != len(pairs):
-            raise ValueError("a name stands in it twice")
-        return dict(pairs)
-
     text = metadata.get("fastff")
     if text is None:
         raise ValueError(f"{path} has no note of a surgery. It was not written by fastff.")
@@ -261,8 +308,10 @@ def _note(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
             "which reads one file."
         )
     try:
-        value = json.loads(text, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
+        value = json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError(f"{path} has a note that is not JSON as fastff writes it: it is nested too deeply.") from None
+    except ValueError as error:
         raise ValueError(f"{path} has a note that is not JSON as fastff writes it: {error}.") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} must have a JSON object as its note; got a {type(value).__name__}.")

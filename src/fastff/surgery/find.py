@@ -260,6 +260,9 @@ class Finder:
             if found:
                 ways = ", ".join(f"{m.form} {call_name(m.activation)}" for m in found)
                 raise Skip(f"its output on a probe can be explained in several ways ({ways})")
+        tensors = [t for linear in linears for t in (linear.weight, linear.bias) if t is not None]
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+            raise Skip("its weights hold NaN or infinity; load weights that are finite")
         raise Skip("recomputed from its weights on a probe, plain or gated, it gives something else")
 
     def _gated(self, match: Match) -> Match:

@@ -7,7 +7,6 @@ carried over with them. Distillation then trains the leaves further against the 
 A dense layer is an FFF of depth 0 here: one leaf, always visited.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..checks import check_int
 from ..layer import FFF
 
 FEW = 20  # inputs: too few to measure on
+ROUNDING = 8  # units in the last place: outputs that vary by no more do not vary
 _PRINCIPAL_SAMPLES = 8192  # a direction needs no more
 
 
@@ -77,7 +77,7 @@ def fit_leaves_(layer: FFF, dense: FFF, x: Tensor, *, ridge: float = 1e-3) -> No
         samples = samples if len(samples) > 1 else x
         hidden = leaf_hidden(samples, dense._leaves, dense.activation)[:, 0].float()  # (samples, width)
         out = dense.leaf_out_weight[0].float()  # (width, out)
-        kept = (hidden.var(0) * out.square().sum(1)).topk(layer.leaf_width).indices
+        kept = (hidden.var(0, correction=0) * out.square().sum(1)).topk(layer.leaf_width).indices
         for name in ("in_weight", "in_bias", "gate_weight", "gate_bias"):
             if (ours := getattr(layer, f"leaf_{name}")) is not None:
                 ours[j] = getattr(dense, f"leaf_{name}")[0, kept]
@@ -108,20 +108,22 @@ def hold_out(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def missed(layer: FFF, dense: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """The share of the variance of the dense block's output at x that the hard pass misses.
+def missed(layer: FFF, dense: Callable[[Tensor], Tensor], x: Tensor) -> float | None:
+    """The share of the variance of the dense block's output at x that the hard pass misses; None if the output
+    varies by no more than rounding.
 
     1.0 is the error of a constant answer, the mean output.
     """
     mode = layer.training
-    error = variance = 0.0
-    mean = torch.cat([dense(part) for part in x.split(8192)]).mean(0)
-    for part in x.split(8192):
-        y = dense(part)
+    error = variance = square = 0.0
+    outputs = [dense(part) for part in x.split(8192)]
+    mean = torch.cat(outputs).double().mean(0)
+    for part, y in zip(x.split(8192), outputs, strict=True):
         error += (layer.eval()(part) - y).double().square().sum().item()
-        variance += (y - mean).double().square().sum().item()
+        variance += (y.double() - mean).square().sum().item()
+        square += y.double().square().sum().item()
     layer.train(mode)
-    return error / variance if variance else math.inf if error else 0.0
+    return None if variance <= (ROUNDING * torch.finfo(x.dtype).eps) ** 2 * square else error / variance
 
 
 def visited(layer: FFF, x: Tensor) -> Tensor:

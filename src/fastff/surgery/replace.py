@@ -25,7 +25,7 @@ from .distill import inputs_of
 from .find import Finder, call_name
 from .guard import SaveGuard
 from .leaves import FEW, hold_out, missed
-from .report import HELD_OUT, Replaced, Report, Skipped
+from .report import HELD_OUT, Replaced, Report, Skipped, too_few
 from .specification import MEMORY, SIZES, Specification, check_fit, check_specification, part_at
 from .trace import probe, run_example
 from .undo import unchanged_on_error
@@ -140,7 +140,7 @@ def _operate(
         if init == "data" and x is not None:
             held_out, train = hold_out(x)
             how = from_data_(block, layer, train)
-            x, on = held_out, HELD_OUT if held_out is not train else f"{len(x)} inputs are too few"
+            x, on = held_out, HELD_OUT if held_out is not train else too_few(len(x))
         else:
             how = (INITS[init] if isinstance(init, str) else init)(block, layer)
             if not isinstance(how, str):
@@ -151,6 +151,8 @@ def _operate(
         share = None if on.endswith("few") else missed(layer, block, x)
         if share is not None and math.isnan(share):
             share, on = None, f"the outputs of {block.name} are not finite on {on}"
+        elif share is None and not on.endswith("few"):
+            on = f"the outputs of {block.name} do not vary on {on}"
         layer.fitted_tree, layer.fitted_leaves = init not in INITS, init != "random"
         _keep_requires_grad(block, layer)
         edits += _edits(model, entry, layer)
@@ -174,7 +176,8 @@ def _inputs_in(model: nn.Module, chosen: list[Block], example: Any) -> dict[str,
     try:
         calls = run_example(model, example, training=False)[1]
     except Exception as error:  # someone else's forward, which may raise anything
-        raise ValueError(f"the model does not run on example=: {error}. Pass a batch as the model takes it.") from error
+        told = str(error).rstrip(".")
+        raise ValueError(f"the model does not run on example=: {told}. Pass a batch as the model takes it.") from error
     found = {}
     for block in chosen:
         first = model.get_submodule(block.linears[0])
@@ -218,13 +221,18 @@ def _check_mode() -> None:
         raise ValueError("parameters made within torch.inference_mode() never train. Call it outside.")
 
 
-def check_model(model: nn.Module) -> None:
-    """Raise where the modules of a model are no longer its own to change."""
+def check_model(model: nn.Module, *, saving: bool = False) -> None:
+    """Raise where the modules of a model are no longer its own to change, or with `saving`, to name."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model, an nn.Module; got {type(model).__name__}. Pass the model itself.")
     for path, module in model.named_modules():
         at = f"{type(model).__name__} is" if not path else f"{path} is"
-        if "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None:
+        if saving and "_orig_mod" in module._modules:
+            remedy = "Pass the model that you compiled: compiled._orig_mod."
+            if path:
+                remedy = f"Put the module that you compiled back: model.set_submodule({path!r}, compiled._orig_mod)."
+            raise ValueError(f"{at} what torch.compile returned, which renames its tensors. {remedy}")
+        if not saving and ("_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None):
             raise ValueError(f"{at} compiled. Call it before torch.compile, on the model itself.")
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(f"{at} a TorchScript module, which cannot be changed. Pass the model it was made from.")

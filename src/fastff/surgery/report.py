@@ -119,7 +119,8 @@ class Distilled(NamedTuple):
     """What `distill_` did at one place: `measure` before and after, on data that is held out.
 
     measure: "missed" (a layer against its dense block), "drift" (the model against its teacher) or "loss"; MEASURES
-    says what each is. kept: whether the leaves changed; if not, they were put back, and `note` says why.
+    says what each is. It is NaN where it could not be taken. kept: whether the leaves changed; if not, they were put
+    back, and `note` says why.
     """
 
     name: str
@@ -154,11 +155,13 @@ class Distillation(list[Distilled]):
         """Why nothing changed although something was missed, and the remedy; "" if something changed."""
         if any(one.kept for one in self) or all(one.before < _NOTHING for one in self):
             return ""
-        first = next(one for one in self if one.before >= _NOTHING and one.note)
-        return (
-            f"distill_ changed nothing: all leaves were put back ({first.name}: {first.note}). "
-            "Try a lower rate, more data, or more steps."
-        )
+        first = next(one for one in self if not one.before < _NOTHING and one.note)
+        remedy = "Pass data that varies." if math.isnan(first.before) else "Try a lower rate, more data, or more steps."
+        return f"distill_ changed nothing: all leaves were put back ({first.name}: {first.note}). {remedy}"
+
+
+def too_few(inputs: int) -> str:
+    return f"{inputs} inputs are too few" if inputs != 1 else "1 input is too few"
 
 
 def diverged(step: int, loss: float) -> str:
@@ -172,6 +175,8 @@ def no_better(before: float, after: float, measure: str = "missed") -> str:
 
 
 def _show(value: float, measure: str) -> str:
+    if math.isnan(value):
+        return "?"
     return f"{value:.4g}" if measure == "loss" else percent(value)
 
 

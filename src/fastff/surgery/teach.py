@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import batches, evaluating, feed, hooking
+from ..capture import batches, check_kind, evaluating, feed, hooking
 from ..interrupts import guarded
 from ..layer import FFF
-from .leaves import visited
-from .report import Distillation, Distilled, Report, diverged, no_better
+from .blocks import Block, read_linear
+from .leaves import ROUNDING, visited
+from .report import Distillation, Distilled, Report, diverged, no_better, too_few
 
 Loss = Callable[[Any, Any, Any], Tensor]
 Advance = Callable[[str], None]
@@ -45,7 +46,7 @@ def teach_(
     If the output is no nearer to the teacher's in the end, the leaves are put back.
     """
     measured = "drift" if loss is None else "loss"
-    places = {name: _dense(teacher, report.blocks[name].linears[0]) for name in layers}
+    places = {name: _dense(teacher, report.blocks[name]) for name in layers}
     leaves = [p for layer in layers.values() for p in layer.leaf_parameters()]
     parts = list(islice(batches(data), steps + _MEASURED))
     if not parts:
@@ -60,13 +61,19 @@ def teach_(
 
         def drifts(batch: Any) -> dict[str, Tensor]:
             with torch.no_grad():
-                feed(teacher, batch)
-            feed(model, batch)
+                fed(teacher, batch, "the teacher")
+            fed(model, batch)
             if missing := [name for name in layers if name not in ours or name not in theirs]:
                 raise ValueError(f"data holds no sample that reaches {missing}. Pass data that runs through them.")
+            for name in layers:
+                _check_pair(f"what reaches {name}", ours[name], theirs[name])
             found = {name: drift(ours[name], theirs[name]) for name in layers}
             a, b = ours[OUTPUT], theirs[OUTPUT]
-            found[OUTPUT] = drift(first_tensor(a), first_tensor(b)) if loss is None else loss(a, b, batch)
+            if loss is None:
+                a, b = first_tensor(a), first_tensor(b)
+                _check_pair("the output", a, b)
+                _check_varies(b)
+            found[OUTPUT] = drift(a, b) if loss is None else loss(a, b, batch)
             if not isinstance(found[OUTPUT], Tensor) or found[OUTPUT].numel() != 1:
                 raise TypeError(f"loss must return a tensor with one number; got {_describe(found[OUTPUT])}.")
             return found
@@ -125,9 +132,48 @@ def _describe(value: Any) -> str:
 
 def drift(ours: Tensor, theirs: Tensor) -> Tensor:
     """The mean square of the difference from a teacher, over the variance of theirs about the mean of each feature."""
-    wide = theirs.detach().float().reshape(-1, theirs.shape[-1])
-    variance = (wide - wide.mean(0)).square().mean()
-    return (ours.float() - theirs.float()).square().mean() / variance.clamp_min(torch.finfo(torch.float32).tiny)
+    variance, rounding = _spread(theirs)
+    least = rounding.clamp_min(torch.finfo(torch.float32).tiny)
+    return (ours.float() - theirs.float()).square().mean() / variance.maximum(least)
+
+
+def _spread(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The variance of x (..., features) about the mean of each feature, and what of it may be rounding."""
+    wide = x.detach().float().reshape(-1, x.shape[-1])
+    eps = max(torch.finfo(kind).eps for kind in (x.dtype, torch.float32))
+    return (wide - wide.mean(0)).square().mean(), (ROUNDING * eps) ** 2 * wide.square().mean()
+
+
+def _check_pair(what: str, ours: Tensor, theirs: Tensor) -> None:
+    if ours.shape != theirs.shape:
+        raise ValueError(
+            f"{what} has the shape {tuple(ours.shape)} in the model and {tuple(theirs.shape)} in the teacher; they "
+            "must be equal. Pass a copy of the model from before replace_."
+        )
+
+
+def _check_varies(theirs: Tensor) -> None:
+    """Raise where the drift of the output would be a share of nothing."""
+    variance, rounding = _spread(theirs)
+    if variance <= rounding:
+        rows = theirs.numel() // theirs.shape[-1]
+        why = too_few(1) if rows == 1 else "the teacher's outputs do not vary on these data"
+        raise ValueError(
+            f"{why}: the drift of a batch is a share of its variance. Pass larger batches that vary (a DataLoader with "
+            "drop_last=True), or loss=..."
+        )
+
+
+def fed(model: nn.Module, batch: Any, who: str = "the model") -> Any:
+    """What a model answers to a batch of data; an error says that the data are at fault, or whose model it is."""
+    check_kind(batch)
+    try:
+        return feed(model, batch)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # someone else's forward, which may raise anything
+        told = str(error).rstrip(".")
+        raise ValueError(f"{who} does not run on data=: {told}. Pass batches as the model takes them.") from error
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -175,11 +221,19 @@ def _share(step: int, steps: int) -> float:
     return min(1.0, (step + 1) * 20 / steps) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def _dense(teacher: nn.Module, path: str) -> nn.Module:
+def _dense(teacher: nn.Module, block: Block) -> nn.Module:
+    """The first linear layer of a block in the teacher."""
+    path = block.linears[0]
     try:
         found = teacher.get_submodule(path)
     except AttributeError:
         found = None
     if found is None or isinstance(found, FFF):
         raise ValueError(f"the teacher has no dense block at {path!r}. Pass a copy of the model from before replace_.")
+    linear = read_linear(found)
+    if linear is not None and linear.in_features != block.in_features:
+        raise ValueError(
+            f"{path} takes {block.in_features} features in the model and {linear.in_features} in the teacher; they "
+            "must be equal. Pass a copy of the model from before replace_."
+        )
     return found

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..capture import evaluating, feed, hooking
 from ..interrupts import guarded
+from ..switches import PROBING
 
 
 class Call(NamedTuple):
@@ -65,17 +66,19 @@ def _watched(scope: nn.Module, call: Callable[[], Any], training: bool) -> tuple
 
 @guarded
 def _undisturbed(scope: nn.Module) -> Iterator[None]:
-    """Random generators and buffers as they were afterwards; autocast and the fused encoder layer off meanwhile."""
+    """Random generators and buffers unchanged afterwards; autocast and the fused encoder layer off meanwhile. One
+    thread at a time: generators and the fused layer belong to the whole process."""
     first = next(scope.parameters())
     devices = [first.device] if first.device.type == "cuda" else []
     buffers = [(buffer, buffer.clone()) for buffer in scope.buffers()]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.random.fork_rng(devices), torch.autocast(first.device.type, enabled=False):
-            torch.manual_seed(0)  # what is random is so alike in every run
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for buffer, value in buffers:
-            buffer.copy_(value)
+    with PROBING:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.random.fork_rng(devices), torch.autocast(first.device.type, enabled=False):
+                torch.manual_seed(0)  # what is random is so alike in every run
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for buffer, value in buffers:
+                buffer.copy_(value)

@@ -9,20 +9,23 @@ that are trained. The outermost call takes it, so it does not matter which inner
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ..backends.validate import check_allocated
 from ..interrupts import guarded
+from ..switches import PROBING
 
 _HOLDERS = (dict, OrderedDict, set)  # children, parameters, buffers and hooks lie in these
 
 
 @guarded
-def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Puts `models` back if the block raises; `values`: the parameters whose numbers the block changes."""
-    snapshot = _Snapshot(models, values)
+def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = (), data: bool = False) -> Iterator[None]:
+    """Puts `models` back if the block raises; `values`: the parameters whose numbers the block changes; `data`: it sets
+    the .data of parameters and buffers."""
+    snapshot = _Snapshot(models, values, data)
     try:
         yield
     except BaseException:
@@ -30,17 +33,29 @@ def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = ()) -> Ite
         raise
 
 
+def check_memory(*models: nn.Module) -> None:
+    """Raise for a tensor whose memory was freed: torch's own copies of one end the process."""
+    for model in models:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+            if plain and not (tensor.is_meta or tensor.is_nested):
+                check_allocated(name, tensor)
+
+
 class _Snapshot:
-    def __init__(self, models: Iterable[nn.Module], values: Iterable[Tensor]) -> None:
+    def __init__(self, models: Sequence[nn.Module], values: Iterable[Tensor], data: bool) -> None:
+        check_memory(*models)
         self.modules = {module: dict(vars(module)) for model in models for module in model.modules()}
         self.held = [(v, v.copy()) for state in self.modules.values() for v in state.values() if type(v) in _HOLDERS]
         parameters = dict.fromkeys(p for model in models for p in model.parameters())
         self.parameters = [(p, p.requires_grad, p.grad) for p in parameters]
         buffers = dict.fromkeys(b for model in models for b in model.buffers() if not (b.is_meta or b.is_inference()))
+        self.data = [(tensor, tensor.data) for tensor in [*parameters, *buffers]] if data else []
         self.buffers = [(b, b.detach().clone()) for b in buffers if b.layout is torch.strided]
         self.values = [(p, p.detach().clone()) for p in values]
         self.grad_mode = torch.is_grad_enabled()
-        self.fused = torch.backends.mha.get_fastpath_enabled()
+        with PROBING:
+            self.fused = torch.backends.mha.get_fastpath_enabled()
 
     def restore(self) -> None:
         """Put everything back."""
@@ -49,9 +64,11 @@ class _Snapshot:
             for name in now.keys() - state.keys():
                 del now[name]
             now.update(state)
-        for holder, content in self.held:
+        for holder, kept in self.held:
             holder.clear()
-            holder.update(content)
+            holder.update(kept)
+        for tensor, content in self.data:
+            tensor.data = content
         with torch.no_grad():
             for parameter, wanted, grad in self.parameters:
                 if parameter.requires_grad is not wanted:
@@ -64,4 +81,5 @@ class _Snapshot:
                 if not torch.equal(buffer, value):  # an expanded one cannot be written to
                     buffer.copy_(value)
         torch.set_grad_enabled(self.grad_mode)
-        torch.backends.mha.set_fastpath_enabled(self.fused)
+        with PROBING:
+            torch.backends.mha.set_fastpath_enabled(self.fused)
