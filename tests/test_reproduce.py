@@ -16,6 +16,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from typer.testing import CliRunner
 
+from fastff.bench import rows
 from fastff.cli import main
 from fastff.cli.commands import app
 from fastff.experiments import data, summary
@@ -323,6 +324,47 @@ def test_a_page_that_cannot_be_written_is_told(monkeypatch, tmp_path):
         main()
     assert page.read_text() == "the old one"
     assert not list(tmp_path.glob(".report*"))
+
+
+@pytest.mark.parametrize("flag", ["--output", "--export"])
+@pytest.mark.parametrize("target", ["results.sqlite", "link.sqlite", "other.sqlite", "rows.csv", "bench.csv"])
+def test_a_report_overwrites_nothing_that_it_reads(flag, target, tmp_path):
+    """`report --store a.sqlite --output a.sqlite` put a page over the store, with exit code 0: all results were lost."""
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
+    with Store(store_file()) as store:
+        store.export(tmp_path / "rows.csv")
+    (tmp_path / "link.sqlite").symlink_to("results.sqlite")
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as db:
+        db.execute("CREATE TABLE results (a)")
+    (tmp_path / "bench.csv").write_text(",".join(rows.COLUMNS) + "\n")
+    before = {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()}
+    files = f"--rows {tmp_path}/rows.csv --bench {tmp_path}/bench.csv --output {tmp_path}/new.html"
+    done = fastff_(f"report {files} {flag} {tmp_path / target}")
+    assert done.exit_code == 2, done.output
+    said = re.sub(r"[\s│]+", "", done.output)
+    assert ("arethesamefile" if target != "other.sqlite" else "isanSQLitedatabase,andisnotwrittenover") in said
+    assert {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()} == before
+
+
+def test_a_page_and_rows_in_one_file_are_refused(tmp_path):
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
+    done = fastff_(f"report --output {tmp_path}/a --export {tmp_path}/b/../a")
+    assert done.exit_code == 2, done.output
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "regions.svg").write_bytes(Path(store_file()).read_bytes())
+    done = fastff_(f"reproduce regions --device cpu --output {tmp_path}/regions.svg")
+    assert done.exit_code == 2, done.output
+    assert (tmp_path / "regions.svg").read_bytes() == Path(store_file()).read_bytes()
+
+
+@pytest.mark.parametrize("flag", ["--output", "--export"])
+def test_a_device_that_takes_nothing_is_named(flag, tmp_path, monkeypatch):
+    """ "No space left on device" did not say where."""
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
+    monkeypatch.setattr("fastff.experiments.report.page", lambda *_: "a page")
+    monkeypatch.setattr(sys, "argv", ["fastff", "report", "--output", f"{tmp_path}/page.html", flag, "/dev/full"])
+    with pytest.raises(SystemExit, match=r"/dev/full: No space left on device\. Make room"):
+        main()
 
 
 def test_ray_is_an_extra(monkeypatch):

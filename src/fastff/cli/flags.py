@@ -1,14 +1,16 @@
 """Flags as they are typed, read and checked: an error names the flag, what it takes and what it got."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
 from ..bench.case import DEVICES
+from ..bench.rows import check_no_database
 
 Commit = Annotated[str, typer.Option("--commit", help="for the rows; default: that of the checkout")]
 
@@ -27,6 +29,24 @@ def a_device(name: str) -> str:
     if one("--device", name, DEVICES) == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("--device cuda needs a GPU that torch can use; there is none here. Use cpu.")
     return name
+
+
+def apart(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
+    """Refuse, before anything is written, a file to write that is another file of the command or a database."""
+    files = {flag: path for flag, path in {**read, **written}.items() if path is not None}
+    for flag in written:
+        for other, path in files.items():
+            if flag in files and other != flag and _same(files[flag], path):
+                raise typer.BadParameter(f"{flag} and {other} are the same file, {path}. Choose another for {flag}.")
+        if flag in files:
+            with bad_flags():
+                check_no_database(files[flag])
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return (one.is_file() or other.is_file()) and one.samefile(other)  # /dev/null may be both
+    return one.resolve() == other.resolve()
 
 
 def words(text: str) -> list[str]:

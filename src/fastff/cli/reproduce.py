@@ -18,7 +18,7 @@ from ..experiments.case import Case, Result
 from ..experiments.store import Store, about
 from ..extras import install
 from . import tables
-from .flags import Commit, a_device, bad_flags, numbers, one, words
+from .flags import Commit, a_device, apart, bad_flags, numbers, one, words
 
 RECIPES = "paper,fastff"
 MADE = "`fastff reproduce` makes a store, `fastff report --export` the rows of one, `fastff bench` those of speed."
@@ -73,6 +73,7 @@ def reproduce(
     one("--engine", engine, engines.ENGINES)
     if output and (experiment != "regions" or output.suffix not in KINDS):
         raise typer.BadParameter(f"--output is the figure of regions, a file that ends in {', '.join(KINDS)}.")
+    apart({}, {"--output": output})
     place = a_device(device)
     with bad_flags():
         cases = chosen.cases(
@@ -159,6 +160,9 @@ def report(
     for path in (None if rows else store, file, *(rows or [])):
         if path is not None and not path.exists():
             raise typer.BadParameter(f"{path} is not there. {MADE}")
+    read = {"--store": store, "--bench": file} | {f"--rows {path}": path for path in rows or []}
+    log = {f"the {end[1:]} file of --store": store.with_name(store.name + end) for end in ("-wal", "-shm", "-journal")}
+    apart(read | log, {"--output": output, "--export": export})
     with Store(store, read_only=not rows) as opened, bad_flags():
         if rows:
             opened.include(*rows)

@@ -228,14 +228,16 @@ def _check(path: Path) -> None:
     """Refuse what is not a store of this version, by reading alone."""
     if path.is_dir():
         raise StoreError(f"{path} is a directory; a store of results is a file. Add a file name, or choose another.")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is no regular file; a store of results is one. Choose another file.")
     if not path.exists() or not path.stat().st_size:
         return
     try:
         with path.open("rb") as file:
-            start = file.read(16)
+            start = file.read(len(bench.SQLITE))
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}. Allow it, or choose another file.") from None
-    if start != b"SQLite format 3\0":
+    if start != bench.SQLITE:
         raise StoreError(f"{path} is not a store of results (an SQLite database). Choose another file.")
     with _told(path), closing(_reader(path)) as db:
         db.execute("BEGIN")  # all of it as it is at one time: another process may be making the store
