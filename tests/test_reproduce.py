@@ -329,7 +329,7 @@ def test_a_page_that_cannot_be_written_is_told(monkeypatch, tmp_path):
 @pytest.mark.parametrize("flag", ["--output", "--export"])
 @pytest.mark.parametrize("target", ["results.sqlite", "link.sqlite", "other.sqlite", "rows.csv", "bench.csv"])
 def test_a_report_overwrites_nothing_that_it_reads(flag, target, tmp_path):
-    """`report --store a.sqlite --output a.sqlite` put a page over the store, with exit code 0: all results were lost."""
+    """`report --store a.sqlite --output a.sqlite` put a page over the store: all results were lost."""
     assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
     with Store(store_file()) as store:
         store.export(tmp_path / "rows.csv")

@@ -396,5 +396,5 @@ def test_a_store_is_a_regular_file(tmp_path):
     """Of /dev/null and of a FIFO it was said that their disk may be full."""
     os.mkfifo(tmp_path / "fifo")
     for path in (Path("/dev/null"), tmp_path / "fifo"):
-        with pytest.raises(StoreError, match="is no regular file; a store of results is one. Choose another file"):
+        with pytest.raises(StoreError, match="is no regular file; a store of results is one"):
             Store(path)

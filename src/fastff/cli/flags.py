@@ -1,5 +1,6 @@
 """Flags as they are typed, read and checked: an error names the flag, what it takes and what it got."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,23 @@ from ..bench.case import DEVICES
 from ..bench.rows import check_no_database
 
 Commit = Annotated[str, typer.Option("--commit", help="for the rows; default: that of the checkout")]
+
+DIGITS = 18
+LARGEST = 2**53
+LONGEST = 1000  # of a list of numbers
+
+
+def _threads(count: int) -> int:
+    cores = os.cpu_count() or 1
+    if not 0 <= count <= cores:
+        raise typer.BadParameter(f"--threads is from 1 to {cores}, the cores of this machine, or 0; got {count}.")
+    return count
+
+
+Threads = Annotated[
+    int,
+    typer.Option("--threads", help="of torch on a CPU, at most its cores; 0: as torch chooses", callback=_threads),
+]
 
 
 @contextmanager
@@ -67,14 +85,20 @@ def among(flag: str, text: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def numbers(flag: str, text: str, least: int) -> list[int]:
+def numbers(flag: str, text: str, least: int, most: int = LARGEST) -> list[int]:
     """A list such as 3,5 or 1-8, empty if there is none."""
     found: list[int] = []
     for word in words(text):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        if match and max(map(len, match.groups(""))) > DIGITS:
+            raise typer.BadParameter(f"{flag} is a list of numbers up to {most}; got one of more than {DIGITS} digits.")
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not least <= first <= last:
             raise typer.BadParameter(f"{flag} is a list of numbers from {least} up, such as 3,5 or 1-8; got {text!r}.")
+        if last > most:
+            raise typer.BadParameter(f"{flag} is a list of numbers up to {most}; got {word!r}.")
+        if len(found) + last - first >= LONGEST:
+            raise typer.BadParameter(f"{flag} is a list of at most {LONGEST} numbers; got {text!r}.")
         found += range(first, last + 1)
     return list(dict.fromkeys(found))
 
