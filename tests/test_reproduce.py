@@ -2,8 +2,11 @@
 
 import errno
 import json
+import os
+import pickle
 import re
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -22,8 +25,9 @@ from fastff.cli.commands import app
 from fastff.experiments import data, summary
 from fastff.experiments.case import Case, Result
 from fastff.experiments.settings import completed, shortened
-from fastff.experiments.store import Store
+from fastff.experiments.store import ABOUT, Store
 
+LISTS = ("--dataset", "--models", "--widths", "--leaf-widths", "--recipe")  # an empty shell variable is not all
 WIDTHS = "reproduce table1 --device cpu --dataset usps,digits --widths 16,128 --leaf-widths 8"
 
 
@@ -137,8 +141,6 @@ def test_settings_are_part_of_the_case():
 
 
 def store_file():
-    import os
-
     return os.environ["FASTFF_STORE"]
 
 
@@ -152,8 +154,6 @@ def test_nothing_is_trained_twice(request):
 
 
 def test_a_dry_run_says_what_is_stored_and_what_is_not(untrained, monkeypatch):
-    import os
-
     done = fastff_("reproduce table1 --device cpu --dataset usps --runs 4 --recipe paper --dry-run")
     assert done.exit_code == 0, done.output
     assert not os.path.exists(store_file())
@@ -257,6 +257,9 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
         ("reproduce table1 --set lr", "--set is name=value"),
         ("reproduce table1 --epochs 2 --set epochs=5", "--epochs and --set epochs are the same"),
         ("reproduce table1 --set rate=1 --set rate=2", "--set rate is there twice"),
+        *((["reproduce", "table1", flag, ""], f"{flag} is a list with something in it; got ''") for flag in LISTS),
+        (["reproduce", "table1", "--models", " , "], "--models is a list with something in it"),
+        (f"reproduce table1 --seed {2**63}", f"--seed and --runs are at most {2**40} together; got {2**63} and 10"),
         ("reproduce table1 --format xml", "--format is one of table, json; got 'xml'"),
         ("reproduce table1 --engine cloud", "--engine is one of local, ray; got 'cloud'"),
         ("reproduce table1 --device tpu", "--device is one of cpu, cuda; got 'tpu'"),
@@ -273,7 +276,8 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
 def test_bad_flags_are_refused_before_any_work(command, error, untrained, tmp_path):
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
-    done = fastff_([word.format(other=other, folder=tmp_path) for word in command.split()])
+    command = command.split() if isinstance(command, str) else command
+    done = fastff_([word.format(other=other, folder=tmp_path) for word in command])
     assert done.exit_code == 2, done.output
     said = re.sub(r"[\s│]+", "", done.output)  # the box around an error breaks its lines
     assert re.sub(r"\s+", "", error) in said
@@ -469,3 +473,44 @@ def test_the_docs_tell_commands_and_flags_that_exist():
         assert flags == set(re.findall(r"(?<=[│ ])--[a-z-]+", shown)) - {"--help"}, command
     columns = re.findall(r"`(\w+)`", text.split("| column |")[1].split("\n\n")[0])
     assert set(columns) - {"recipe"} == set(summary.ROW) - {"recipe"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("noise=1e39", "noise must be finite, and 0 or more, and at most 3.403e+38; got 1e+39"),
+        ("hard=1e39", "hard must be finite, and 1.17549e-38 or more, and at most 3.403e+38; got 1e+39"),
+        ("hard=1e-45", "hard must be finite, and 1.17549e-38 or more; got 1e-45"),
+        ("std=1e39", "std must be finite, and 1.17549e-38 or more, and at most 3.403e+38; got 1e+39"),
+        ("rate=nan", "rate must be finite; got nan"),
+        ("rate=-inf", "rate must be finite; got -inf"),
+        ("batch=-1", "batch must be at least 1; got -1"),
+        ("batch=0", "batch must be at least 1; got 0"),
+        ("epochs=-1", "epochs must be at least 0; got -1"),
+    ],
+)
+def test_settings_that_float32_does_not_have_are_refused(change, error):
+    """They ended in tracebacks of torch, in the training. `rate=nan` was said to be of another type than float."""
+    code = "from fastff.cli import main; main()"
+    command = ["reproduce", "table1", "--device", "cpu", "--dataset", "digits", "--dry-run", "--set", change]
+    run = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2, run.stderr
+    assert re.sub(r"\s+", "", error) in re.sub(r"[\s│]+", "", run.stderr)
+
+
+def test_a_table_prints_where_the_encoding_has_no_plus_minus(tmp_path):
+    """PYTHONIOENCODING=ascii ended in a UnicodeEncodeError after the training."""
+    with Store(tmp_path / "results.sqlite") as store:
+        command = "reproduce table1 --device cpu --dataset digits --widths 16 --leaf-widths 8 --runs 2 --recipe paper"
+        store.put_all(train(real_cases(), device="cpu", root=None), dict.fromkeys(ABOUT, ""))
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    words = [sys.executable, "-m", "fastff", *command.split()]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert "92.5 ? 0.7 (93.0)" in run.stdout
+
+
+def real_cases():
+    code = "from fastff.experiments.tables import EXPERIMENTS as e; import pickle, sys; sys.stdout.buffer.write("
+    code += "pickle.dumps(e['table1'].cases(['digits'], [16], [8], ['paper'], range(2))))"
+    return pickle.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

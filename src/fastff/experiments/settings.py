@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
+import torch
+
+from ..checks import check_int, check_number
+
+POSITIVE = ("rate", "batch", "last_temperature", "hard", "std")
+TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -53,11 +60,10 @@ class Settings:
             if choices := get_args(hint):
                 if value not in choices:
                     raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
-            elif not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be finite, and 0 or more; got {value}.")
-        for name in ("rate", "batch", "last_temperature", "hard", "std"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
+            elif hint is float:  # trainings are in float32
+                check_number(name, value, TINY if name in POSITIVE else 0, HUGE)
+            elif hint is int:
+                check_int(name, value, 1 if name in POSITIVE else 0)
         if not self.averaging < 1:
             raise ValueError(f"averaging must be below 1, at which the mean would never move; got {self.averaging}.")
         if not self.input_dropout < 1:
@@ -81,6 +87,8 @@ class Settings:
         for name, value in changes.items():
             if name not in kinds:
                 raise ValueError(f"a recipe has no setting {name!r}; it has {', '.join(kinds)}.")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be finite; got {value}.")
             if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
                 kind = "true or false" if kinds[name] is bool else f"of type {kinds[name].__name__}"
                 raise ValueError(f"{name} must be {kind}; got {value!r}.")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 from ..bench import rows as bench
-from .case import GOALS, Case, Result
+from .case import GOALS, MODELS, Case, Result
 from .settings import Settings, completed, shortened
 
 VERSION = 2
@@ -190,6 +190,10 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
     for name in ("M_A", "G_A"):
         if made[name] is not None and not 0 <= made[name] <= 100:
             raise ValueError(f"a row has {name} = {made[name]}")
+    if made["model"] not in MODELS:
+        raise ValueError(f"a row has the model {made['model']!r}; there are {', '.join(MODELS)}")
+    if made["seed"] < 0:
+        raise ValueError(f"a row has the seed {made['seed']}; seeds are 0 or more")
     if made["goal"] not in GOALS:
         raise ValueError(f"a row has the goal {made['goal']!r}")
     settings = completed(json.loads(row["settings"]))
