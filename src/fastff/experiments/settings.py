@@ -1,7 +1,6 @@
 """The numbers of a training: those of the paper, and ours."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
@@ -87,8 +86,6 @@ class Settings:
         for name, value in changes.items():
             if name not in kinds:
                 raise ValueError(f"a recipe has no setting {name!r}; it has {', '.join(kinds)}.")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name} must be finite; got {value}.")
             if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
                 kind = "true or false" if kinds[name] is bool else f"of type {kinds[name].__name__}"
                 raise ValueError(f"{name} must be {kind}; got {value!r}.")
