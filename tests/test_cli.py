@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -111,6 +112,16 @@ def test_a_wrong_backend_prints_wrong_and_fails(tmp_path, monkeypatch):
         ("bench size --depth x", "--depth is a list of numbers from 0 up, such as 3,5 or 1-8; got 'x'"),
         ("bench size --depth 5-3", "got '5-3'"),
         ("bench size --batch 0", "--batch is a list of numbers from 1 up"),
+        ("bench size --depth 1-99999999", "--depth is a list of numbers up to 62; got '1-99999999'"),
+        ("bench table1 --depth 63", "--depth is a list of numbers up to 62; got '63'"),
+        ("bench size --batch 1-99999999", "--batch is a list of at most 1000 numbers; got '1-99999999'"),
+        ("bench size --batch 1-40 --leaf-width 1-40", "bench size measures at most 1000 cases"),
+        (f"bench size --batch {'9' * 5000}", "got one of more than 18 digits"),
+        ("bench size --threads 100000", f"--threads is from 1 to {os.cpu_count()}, the cores of this machine, or 0"),
+        ("bench size --threads -1", "got -1"),
+        ("plan --in 8 --out 8 --width 16 --threads 100000", "got 100000"),
+        (f"plan --in 8 --out 8 --width {10**30}", f"must be at most {2**62}"),
+        (f"plan --in 8 --out 8 --width 8 --regions {2**70}", "depth must be at most 62; got 70"),
         ("bench size --dtype float32,int8", "--dtype is a list of float32, bfloat16, float16, float64; got"),
         ("bench size --device tpu", "--device is one of cpu, cuda; got 'tpu'"),
         ("bench size --backend tpu --device cpu", "backend='tpu' is not available here. Available: auto, reference"),
@@ -208,6 +219,51 @@ def test_plan_as_a_table_and_as_json():
         assert 0 < choice["p20_us"] <= choice["time_us"] <= choice["p80_us"]
         assert choice["speedup"] > 0
         assert choice["fits"] is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "note"),
+    [
+        ("--in 8 --out 8 --width 16 --batch 100000000000", "a batch of 100000000000 needs"),
+        ("--in 1000000 --out 1000000 --width 1000000000", "the layer needs"),
+        ("--in 8 --out 8 --width 16 --regions 1099511627776 --neurons 100", "the layer needs"),
+    ],
+)
+def test_a_plan_of_layers_that_cannot_exist_recommends_none(sizes, note):
+    """Two ended in a traceback of the dense layer; the third recommended a line to paste that needed 5e5 GiB."""
+    for format in ("table", "json"):
+        done = fastff_(f"plan {sizes} --device cpu --format {format}")
+        assert done.exit_code == 1, done.output
+        assert done.exception is None or isinstance(done.exception, SystemExit)
+        assert f"Nothing to recommend: no layer can be measured here: {note}" in done.stderr
+        assert "To paste" not in done.output
+        assert "fastff.FFF(" not in done.output
+        assert format == "table" or not any(choice["fits"] for choice in json.loads(done.stdout))
+
+
+def test_a_batch_that_does_not_fit_the_memory_is_skipped():
+    done = fastff_(QUICK.replace("--batch 33", "--batch 100000000000"))
+    assert done.exit_code == 0, done.output
+    assert "skipped: a batch of 100000000000 needs" in " ".join(done.stdout.split())
+
+
+def test_a_budget_of_neurons_leaves_out_what_cannot_fit():
+    """`plan --deeper 16 --neurons 1` built layers of many GiB for minutes, though none could fit the budget."""
+    done = fastff_("plan --in 768 --out 768 --width 3072 --deeper 16 --neurons 1 --device cpu --format json")
+    assert done.exit_code == 0, done.output
+    measured = [choice for choice in json.loads(done.stdout) if choice["note"] != "over the budget"]
+    assert {choice["inference_size"] for choice in measured} == {13}
+    assert all(choice["time_us"] > 0 for choice in measured)
+
+
+def test_long_work_is_told_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setattr("fastff.cli.commands.QUIET_SECONDS", -1.0)
+    done = fastff_("plan --in 8 --out 8 --width 4 --device cpu --deeper 0")
+    assert [line for line in done.stderr.splitlines() if " of " in line and "sizes" in line] == [
+        "1 of 2 sizes",
+        "2 of 2 sizes",
+    ]
+    assert "1 of 1 cases" in fastff_(QUICK).stderr.splitlines()
 
 
 def test_help_lists_what_the_docs_say():

@@ -25,6 +25,14 @@ import torch
 from fastff.experiments import data
 from fastff.experiments.data import File, load
 
+
+def test_a_file_in_the_place_of_the_directory_is_told(tmp_path):
+    """`--data /etc/passwd` said "Not a directory" of a path that nobody had typed."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"file is no directory\. --data or FASTFF_DATA is one with a folder"):
+        load("usps", tmp_path / "file", download=False)
+
+
 RANDOM = np.random.default_rng(0)
 REAL = Path(os.environ.get("FASTFF_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
 

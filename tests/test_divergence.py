@@ -10,7 +10,7 @@ import torch
 from fastff.experiments import trainer
 from fastff.experiments.case import Case, Result
 from fastff.experiments.checkpoint import Damaged, load, save
-from fastff.experiments.divergence import Diverged, Watch
+from fastff.experiments.divergence import Diverged, Watch, remedy
 from fastff.experiments.settings import FASTFF, PAPER
 from fastff.experiments.trainer import Training, train
 
@@ -174,6 +174,14 @@ def test_the_first_step_that_is_not_finite_is_told():
     assert watch.find(2, 2, {"a weight": [torch.zeros(3, 4)]}, rows) == []  # known by now
     assert watch.find(4, 2, {"a weight": [torch.zeros(3), torch.full((3, 1), math.nan)]}, rows) == [2]
     assert watch.reasons[2] == "a weight was not finite after epoch 4"
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "noise", "std"])
+def test_the_remedy_names_what_was_set(name):
+    """It named the rate and the balance, which were the recipe's own."""
+    (usual,), (case,) = cases(seeds=[0]), cases(seeds=[0], **{name: 1e30})
+    assert remedy(usual) == "Lower rate (here 0.003) or balance (here 0.3) with --set."
+    assert remedy(case).startswith(f"No recipe has {name} (here 1e+30): leave that --set out, or lower rate (here")
 
 
 def test_an_error_travels_between_processes():

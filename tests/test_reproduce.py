@@ -2,8 +2,11 @@
 
 import errno
 import json
+import os
+import pickle
 import re
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -16,13 +19,15 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 from typer.testing import CliRunner
 
+from fastff.bench import rows
 from fastff.cli import main
 from fastff.cli.commands import app
 from fastff.experiments import data, summary
 from fastff.experiments.case import Case, Result
 from fastff.experiments.settings import completed, shortened
-from fastff.experiments.store import Store
+from fastff.experiments.store import ABOUT, Store
 
+LISTS = ("--dataset", "--models", "--widths", "--leaf-widths", "--recipe")  # an empty shell variable is not all
 WIDTHS = "reproduce table1 --device cpu --dataset usps,digits --widths 16,128 --leaf-widths 8"
 
 
@@ -136,8 +141,6 @@ def test_settings_are_part_of_the_case():
 
 
 def store_file():
-    import os
-
     return os.environ["FASTFF_STORE"]
 
 
@@ -151,8 +154,6 @@ def test_nothing_is_trained_twice(request):
 
 
 def test_a_dry_run_says_what_is_stored_and_what_is_not(untrained, monkeypatch):
-    import os
-
     done = fastff_("reproduce table1 --device cpu --dataset usps --runs 4 --recipe paper --dry-run")
     assert done.exit_code == 0, done.output
     assert not os.path.exists(store_file())
@@ -256,6 +257,9 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
         ("reproduce table1 --set lr", "--set is name=value"),
         ("reproduce table1 --epochs 2 --set epochs=5", "--epochs and --set epochs are the same"),
         ("reproduce table1 --set rate=1 --set rate=2", "--set rate is there twice"),
+        *((["reproduce", "table1", flag, ""], f"{flag} is a list with something in it; got ''") for flag in LISTS),
+        (["reproduce", "table1", "--models", " , "], "--models is a list with something in it"),
+        (f"reproduce table1 --seed {2**63}", f"--seed and --runs are at most {2**40} together; got {2**63} and 10"),
         ("reproduce table1 --format xml", "--format is one of table, json; got 'xml'"),
         ("reproduce table1 --engine cloud", "--engine is one of local, ray; got 'cloud'"),
         ("reproduce table1 --device tpu", "--device is one of cpu, cuda; got 'tpu'"),
@@ -272,7 +276,8 @@ def test_data_that_nobody_asked_for_may_be_missing(monkeypatch):
 def test_bad_flags_are_refused_before_any_work(command, error, untrained, tmp_path):
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
-    done = fastff_([word.format(other=other, folder=tmp_path) for word in command.split()])
+    command = command.split() if isinstance(command, str) else command
+    done = fastff_([word.format(other=other, folder=tmp_path) for word in command])
     assert done.exit_code == 2, done.output
     said = re.sub(r"[\s│]+", "", done.output)  # the box around an error breaks its lines
     assert re.sub(r"\s+", "", error) in said
@@ -323,6 +328,47 @@ def test_a_page_that_cannot_be_written_is_told(monkeypatch, tmp_path):
         main()
     assert page.read_text() == "the old one"
     assert not list(tmp_path.glob(".report*"))
+
+
+@pytest.mark.parametrize("flag", ["--output", "--export"])
+@pytest.mark.parametrize("target", ["results.sqlite", "link.sqlite", "other.sqlite", "rows.csv", "bench.csv"])
+def test_a_report_overwrites_nothing_that_it_reads(flag, target, tmp_path):
+    """`report --store a.sqlite --output a.sqlite` put a page over the store: all results were lost."""
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
+    with Store(store_file()) as store:
+        store.export(tmp_path / "rows.csv")
+    (tmp_path / "link.sqlite").symlink_to("results.sqlite")
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as db:
+        db.execute("CREATE TABLE results (a)")
+    (tmp_path / "bench.csv").write_text(",".join(rows.COLUMNS) + "\n")
+    before = {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()}
+    files = f"--rows {tmp_path}/rows.csv --bench {tmp_path}/bench.csv --output {tmp_path}/new.html"
+    done = fastff_(f"report {files} {flag} {tmp_path / target}")
+    assert done.exit_code == 2, done.output
+    said = re.sub(r"[\s│]+", "", done.output)
+    assert ("arethesamefile" if target != "other.sqlite" else "isanSQLitedatabase,andisnotwrittenover") in said
+    assert {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()} == before
+
+
+def test_a_page_and_rows_in_one_file_are_refused(tmp_path):
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
+    done = fastff_(f"report --output {tmp_path}/a --export {tmp_path}/b/../a")
+    assert done.exit_code == 2, done.output
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "regions.svg").write_bytes(Path(store_file()).read_bytes())
+    done = fastff_(f"reproduce regions --device cpu --output {tmp_path}/regions.svg")
+    assert done.exit_code == 2, done.output
+    assert (tmp_path / "regions.svg").read_bytes() == Path(store_file()).read_bytes()
+
+
+@pytest.mark.parametrize("flag", ["--output", "--export"])
+def test_a_device_that_takes_nothing_is_named(flag, tmp_path, monkeypatch):
+    """ "No space left on device" did not say where."""
+    assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
+    monkeypatch.setattr("fastff.experiments.report.page", lambda *_: "a page")
+    monkeypatch.setattr(sys, "argv", ["fastff", "report", "--output", f"{tmp_path}/page.html", flag, "/dev/full"])
+    with pytest.raises(SystemExit, match=r"/dev/full: No space left on device\. Make room"):
+        main()
 
 
 def test_ray_is_an_extra(monkeypatch):
@@ -427,3 +473,44 @@ def test_the_docs_tell_commands_and_flags_that_exist():
         assert flags == set(re.findall(r"(?<=[│ ])--[a-z-]+", shown)) - {"--help"}, command
     columns = re.findall(r"`(\w+)`", text.split("| column |")[1].split("\n\n")[0])
     assert set(columns) - {"recipe"} == set(summary.ROW) - {"recipe"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("noise=1e39", "noise must be finite, and 0 or more, and at most 3.403e+38; got 1e+39"),
+        ("hard=1e39", "hard must be finite, and 1.17549e-38 or more, and at most 3.403e+38; got 1e+39"),
+        ("hard=1e-45", "hard must be finite, and 1.17549e-38 or more; got 1e-45"),
+        ("std=1e39", "std must be finite, and 1.17549e-38 or more, and at most 3.403e+38; got 1e+39"),
+        ("rate=nan", "rate must be finite, and 1.17549e-38 or more; got nan"),
+        ("rate=-inf", "rate must be finite, and 1.17549e-38 or more; got -inf"),
+        ("batch=-1", "batch must be at least 1; got -1"),
+        ("batch=0", "batch must be at least 1; got 0"),
+        ("epochs=-1", "epochs must be at least 0; got -1"),
+    ],
+)
+def test_settings_that_float32_does_not_have_are_refused(change, error):
+    """They ended in tracebacks of torch, in the training. `rate=nan` was said to be of another type than float."""
+    code = "from fastff.cli import main; main()"
+    command = ["reproduce", "table1", "--device", "cpu", "--dataset", "digits", "--dry-run", "--set", change]
+    run = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2, run.stderr
+    assert re.sub(r"\s+", "", error) in re.sub(r"[\s│]+", "", run.stderr)
+
+
+def test_a_table_prints_where_the_encoding_has_no_plus_minus(tmp_path):
+    """PYTHONIOENCODING=ascii ended in a UnicodeEncodeError after the training."""
+    with Store(tmp_path / "results.sqlite") as store:
+        command = "reproduce table1 --device cpu --dataset digits --widths 16 --leaf-widths 8 --runs 2 --recipe paper"
+        store.put_all(train(real_cases(), device="cpu", root=None), dict.fromkeys(ABOUT, ""))
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    words = [sys.executable, "-m", "fastff", *command.split()]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert "92.5 ? 0.7 (93.0)" in run.stdout
+
+
+def real_cases():
+    code = "from fastff.experiments.tables import EXPERIMENTS as e; import pickle, sys; sys.stdout.buffer.write("
+    code += "pickle.dumps(e['table1'].cases(['digits'], [16], [8], ['paper'], range(2))))"
+    return pickle.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

@@ -390,3 +390,34 @@ def test_about_says_where_when_and_how():
     assert about["date"].startswith("20")
     assert all(isinstance(value, str) for value in about.values())
     assert about["machine"]
+
+
+def test_a_store_is_a_regular_file(tmp_path):
+    """Of /dev/null and of a FIFO it was said that their disk may be full."""
+    os.mkfifo(tmp_path / "fifo")
+    for path in (Path("/dev/null"), tmp_path / "fifo"):
+        with pytest.raises(StoreError, match="is no regular file; a store of results is one"):
+            Store(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [("seed", "-1", "a row has the seed -1; seeds are 0"), ("model", "foo", "a row has the model 'foo'; there are")],
+)
+def test_rows_that_no_training_has_are_refused(name, value, error, tmp_path):
+    """`report --rows` stored them."""
+    path = tmp_path / "rows.csv"
+    with Store(tmp_path / "a.sqlite") as store:
+        case = Case("usps", "FFF", 16, 8, 1, "fastff", "G_A", 3, FASTFF.items())
+        store.put(Result(case, G_A=90.0), dict.fromkeys(module.ABOUT, "x"))
+        store.export(path)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerow(rows[0] | {name: value})
+    with Store(tmp_path / "b.sqlite") as store:
+        with pytest.raises(ValueError, match=error):
+            store.include(path)
+        assert not store.keys()

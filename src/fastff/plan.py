@@ -17,7 +17,8 @@ import torch
 
 from .baselines import FF
 from .bench import Case, Measurement, together
-from .bench.models import seconds_of
+from .bench.case import lack_of_memory, lacking
+from .bench.models import seconds_of, working_bytes
 from .checks import check_int
 
 
@@ -39,7 +40,7 @@ class Choice:
     speedup: float | None = None  # over it, by the p20 of both: other processes only ever add time
     other_load: float | None = None  # cores that other processes kept busy meanwhile
     fits: bool | None = None  # None without a budget
-    note: str = ""  # why there is no time
+    note: str = ""  # why it was not measured
 
 
 def plan(
@@ -86,7 +87,8 @@ def plan(
         Case(in_features, out_features, leaf_width, depth, batch, dtype, device, node_width, activation)
         for leaf_width, depth in sizes(width, regions, deeper)
     ]
-    dense = _dense(cases[0], width) if timed else None
+    lack = _lack_of_dense(cases[0], width)
+    dense = _dense(cases[0], width) if timed and not lack else None
     if dense:
         # Enough for some calls of the dense layer, however slow.
         x = torch.zeros(batch, in_features, device=device, dtype=cases[0].torch_dtype)
@@ -105,13 +107,28 @@ def plan(
         for case in cases
     ]
     if dense:
-        found = together(cases, dense, seconds=seconds, progress=progress)
-        choices = [_timed(*pair) for pair in zip(choices, found, strict=True)]
+        # A size over the budget of neurons cannot fit it, whatever its time: of these the nearest alone is measured.
+        most = max(neurons or math.inf, min(choice.inference_size for choice in choices))
+        measured = [i for i, choice in enumerate(choices) if choice.inference_size <= most]
+        found = together([cases[i] for i in measured], dense, seconds=seconds, progress=progress)
+        choices = [replace(choice, note="over the budget") for choice in choices]
+        for i, each in zip(measured, found, strict=True):
+            choices[i] = _timed(replace(choices[i], note=""), each)
+    elif timed:
+        choices = [
+            replace(choice, note=lacking(case) or f"the dense layer to compare with {lack}")
+            for choice, case in zip(choices, cases, strict=True)
+        ]
     return rank(choices, latency_us, speedup, neurons)
 
 
 def recommend(choices: list[Choice], regions: int | None = None) -> tuple[Choice, str]:
-    """One of the choices of a plan, and why that one."""
+    """One of the choices of a plan, and why that one. `MemoryError` if none of them can be measured."""
+    if any(choice.note for choice in choices):  # those that could be built
+        built = [choice for choice in choices if choice.time_us is not None]
+        if not built:
+            raise MemoryError(f"no layer can be measured here: {choices[0].note}. Choose a smaller width or batch.")
+        choices = built
     first = choices[0]
     if first.fits is not None:
         return first, "the widest leaf that fits the budget" if first.fits else "the nearest to the budget"
@@ -150,7 +167,8 @@ def rank(
     marked = []
     for choice in choices:
         fits = (
-            (neurons is None or choice.inference_size <= neurons)
+            not choice.note
+            and (neurons is None or choice.inference_size <= neurons)
             and (latency_us is None or (choice.time_us is not None and choice.time_us <= latency_us))
             and (speedup is None or (choice.speedup is not None and choice.speedup >= speedup))
         )
@@ -164,6 +182,13 @@ def rank(
         return (1, short if timed else choice.inference_size, choice.inference_size)
 
     return sorted(marked, key=order)
+
+
+def _lack_of_dense(case: Case, width: int) -> str:
+    """Why there is no memory for the dense layer, an input, an output and hidden layers; nothing if there is."""
+    whole = replace(case, leaf_width=width, depth=0)
+    values = case.batch * (case.in_features + case.out_features) * case.itemsize
+    return lack_of_memory(whole.parameter_bytes + values + working_bytes(whole, "FF"), case.device)
 
 
 def _dense(case: Case, width: int) -> FF:

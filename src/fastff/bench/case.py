@@ -19,6 +19,9 @@ from ..checks import check_int
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DEVICES = ("cpu", "cuda")
+LEAST_INPUTS = 4  # in turn
+DEEPEST = 62  # leaves are numbered by int64
+LARGEST = 2**62  # of any other number
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class Case:
         for name in ("in_features", "out_features", "leaf_width", "batch", "node_width"):
             check_int(name, getattr(self, name), 1)
         check_int("depth", self.depth, 0)
+        for name in ("in_features", "out_features", "leaf_width", "depth", "batch", "node_width"):
+            if getattr(self, name) > (most := DEEPEST if name == "depth" else LARGEST):
+                raise ValueError(f"{name} must be at most {most}; got {getattr(self, name)}.")
         activations.check(self.activation)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
@@ -125,6 +131,15 @@ def free_memory(device: str) -> int:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         return int(lines["MemAvailable"].split()[0]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**62
+
+
+def lacking(case: Case) -> str:
+    """Why a case cannot be measured at all: its weights and the fewest inputs take more memory than is free."""
+    if lack := lack_of_memory(case.parameter_bytes, case.device):
+        return f"the layer {lack}"
+    inputs = case.batch * (LEAST_INPUTS * case.in_features + case.out_features) * case.itemsize
+    lack = lack_of_memory(inputs, case.device)
+    return lack and f"a batch of {case.batch} {lack}"
 
 
 def lack_of_memory(need: float, device: str) -> str:

@@ -11,7 +11,7 @@ import fastff
 
 from ..backends import TABLE, available, check_name
 from .answers import Answer, dense_answer, gate_answer, judge, tree_answer
-from .case import Case, count_visited, floor_bytes, free_memory, lack_of_memory
+from .case import Case, count_visited, floor_bytes, free_memory, lack_of_memory, lacking
 from .models import Call, Problem, dense, dense_seconds, gather, mixture_of_experts, working_bytes
 from .timing import EagerRunner, GraphRunner, OtherLoad, Runner, Times, fastest, interleave, too_slow
 
@@ -102,10 +102,9 @@ def measure(
     """
     backends = backends_for(backends)
     found = Measurement(case, [Result(*pair) for pair in planned(models, backends)], bandwidth=bandwidth)
-    lack = lack_of_memory(case.parameter_bytes, case.device)
-    if lack:
+    if lack := lacking(case):
         for result in found.results:
-            result.status, result.note = "skipped", f"the layer {lack}"
+            result.status, result.note = "skipped", lack
         return found
     with _own_stream(case), torch.inference_mode():
         problem = _problem(case)
@@ -147,10 +146,9 @@ def together(
             runners: dict[str, Runner] = {}
             for i, each in enumerate(group):
                 done += 1
-                lack = lack_of_memory(each.case.parameter_bytes, each.case.device)
-                if lack:
+                if lack := lacking(each.case):
                     for result in each.results:
-                        result.status, result.note = "skipped", f"the layer {lack}"
+                        result.status, result.note = "skipped", lack
                 else:
                     bench = _Bench(_problem(each.case), opponent, seconds)
                     each.leaves, each.nodes = bench.leaves, bench.nodes

@@ -18,7 +18,7 @@ from ..activations import function
 from ..backends.reference import Leaves, Tree
 from ..baselines import FF
 from ..layer import FFF
-from .case import Case, floor_bytes, lack_of_memory
+from .case import LEAST_INPUTS, Case, floor_bytes, lack_of_memory
 
 Call = Callable[[Tensor], Tensor]
 
@@ -58,7 +58,7 @@ def rotation(case: Case) -> int:
     leaves = case.num_leaves * (1 - (1 - 1 / case.num_leaves) ** case.batch)
     wanted = 32 if case.device == "cuda" else int(_ROTATED_BYTES / floor_bytes(case, leaves, leaves))
     affordable = _INPUT_BYTES // (case.batch * case.in_features * case.itemsize)
-    return max(4, min(wanted, affordable, 2048))
+    return max(LEAST_INPUTS, min(wanted, affordable, 2048))
 
 
 def dense(problem: Problem) -> list[FF]:

@@ -29,6 +29,7 @@ FOUND = [
 ]
 COLUMNS = [*ABOUT, *SIZE, *FOUND]
 WORDS = {*ABOUT, "activation", "dtype", "device", "model", "backend", "status", "note"}  # the rest are numbers
+SQLITE = b"SQLite format 3\0"  # how a database begins
 # What makes two rows the same measurement.
 KEY = ["machine", "threads", "commit", "tf32", *SIZE, "model", "backend"]
 
@@ -129,15 +130,24 @@ def append(path: Path, rows: Iterable[Row]) -> None:
         writer.writerows({name: _text(value) for name, value in row.items()} for row in everything)
 
 
+def check_no_database(path: Path) -> None:
+    """Refuse to write over an SQLite database: it may be a store of results."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(SQLITE)) == SQLITE:
+                raise ValueError(f"{path} is an SQLite database, and is not written over. Choose another file.")
+
+
 @contextmanager
 def replaced(path: Path) -> Iterator[TextIO]:
     """A file to write. It takes the place of the one at `path` when the block has ended without an error."""
-    if path.exists() and not path.is_file():  # such as /dev/stdout
-        with path.open("w", newline="", encoding="utf-8") as file:
-            yield file
-        return
+    check_no_database(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            with path.open("w", newline="", encoding="utf-8") as file:
+                yield file
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", newline="", encoding="utf-8") as file:
             yield file

@@ -1,6 +1,7 @@
 """The command `fastff`. What it needs beyond torch is an extra; without it there is one line that says so."""
 
 import errno
+import io
 import signal
 import sys
 
@@ -26,6 +27,9 @@ def _main() -> None:
         if error.name not in ("typer", "rich"):
             raise
         sys.exit(f"The command line of fastff needs {error.name}: {install('cli')}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a ± that the encoding does not have becomes a question mark
     try:
         app(prog_name="fastff")
     except (OSError, UnicodeDecodeError) as error:

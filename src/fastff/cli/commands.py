@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,21 +13,22 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from .. import __version__
 from .. import bench as core
 from ..activations import GATED, PLAIN
 from ..bench import presets
 from ..bench import rows as store
-from ..bench.case import DEVICES, DTYPES, Case
+from ..bench.case import DEEPEST, DEVICES, DTYPES, Case
 from ..extras import install
 from ..plan import plan as make_plan
 from ..plan import recommend
 from . import reproduce, tables
-from .flags import Commit, a_device, among, bad_flags, microseconds, numbers, one, words
+from .flags import LONGEST, Commit, Threads, a_device, among, bad_flags, microseconds, numbers, one, words
 
 ALL_MODELS = ",".join(core.MODELS)
+QUIET_SECONDS = 5.0
 errors = Console(stderr=True)
 console = Console()
 if not console.is_terminal:
@@ -69,7 +71,6 @@ Device = Annotated[str, typer.Option("--device", help=f"{' or '.join(DEVICES)}; 
 Dtype = Annotated[str, typer.Option("--dtype", help=f"a list of {', '.join(DTYPES)}")]
 Backend = Annotated[str, typer.Option("--backend", help="a list; default: every backend that can run, and auto")]
 Model = Annotated[str, typer.Option("--model", help=f"a list of {', '.join(core.MODELS)}")]
-Threads = Annotated[int, typer.Option("--threads", help="of torch on a CPU; 0: as torch chooses", min=0)]
 Budget = Annotated[float, typer.Option("--budget", help="seconds of timing per case; what needs more is left out")]
 Samples = Annotated[int, typer.Option("--samples", help="per model, if the budget allows", min=5)]
 Output = Annotated[Path | None, typer.Option("--output", help="append the rows to this CSV file")]
@@ -142,7 +143,7 @@ def preset(name: str, cases_of: Callable[[Case], list[Case]], text: str) -> None
     ) -> None:
         rest = {"threads": threads, "budget": budget, "samples": samples, "output": output, "resume": resume}
         options = options_of(device, dtype, backend, model, commit, tf32=tf32, **rest)
-        depths, batches = numbers("--depth", depth, 0), numbers("--batch", batch, 1)
+        depths, batches = numbers("--depth", depth, 0, DEEPEST), numbers("--batch", batch, 1)
         cases = []
         with bad_flags():
             for kind in options.dtypes:
@@ -198,13 +199,17 @@ def size(
     """Any size."""
     rest = {"threads": threads, "budget": budget, "samples": samples, "output": output, "resume": resume}
     options = options_of(device, dtype, backend, model, commit, tf32=tf32, **rest)
+    leaves, depths = numbers("--leaf-width", leaf_width, 1), numbers("--depth", depth, 0, DEEPEST)
+    batches = numbers("--batch", batch, 1)
+    if (count := len(options.dtypes) * len(leaves) * len(depths) * len(batches)) > LONGEST:
+        raise typer.BadParameter(f"bench size measures at most {LONGEST} cases; these lists ask for {count}.")
     with bad_flags():
         cases = [
             Case(in_features, out_features, leaf, d, b, kind, options.device, node_width, activation)
             for kind in options.dtypes
-            for leaf in numbers("--leaf-width", leaf_width, 1)
-            for d in numbers("--depth", depth, 0)
-            for b in numbers("--batch", batch, 1)
+            for leaf in leaves
+            for d in depths
+            for b in batches
         ]
     if not cases:
         raise typer.BadParameter("--leaf-width, --depth and --batch need at least one number each.")
@@ -276,13 +281,20 @@ def plan(
             activation=activation,
             node_width=node_width,
             deeper=deeper,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=teller(progress, task, "sizes"),
         )
     if format == "json":
         print(json.dumps([dataclasses.asdict(choice) | {"speedup": choice.speedup} for choice in choices], indent=2))
+    else:
+        title = f"{in_features} -> {out_features} in place of a dense width of {width}, {place}"
+        tables.choices(console, choices, title)
+    try:
+        chosen, why = recommend(choices, regions)
+    except MemoryError as error:
+        errors.print(f"Nothing to recommend: {error}", style="red", soft_wrap=True)
+        raise typer.Exit(1) from None
+    if format == "json":
         return
-    tables.choices(console, choices, f"{in_features} -> {out_features} in place of a dense width of {width}, {place}")
-    chosen, why = recommend(choices, regions)
     sizes = f"{in_features}, {out_features}, depth={chosen.depth}, leaf_width={chosen.leaf_width}"
     sizes += f", node_width={node_width}" if node_width > 1 else ""
     sizes += f', activation="{activation}"' if activation != "relu" else ""
@@ -301,8 +313,8 @@ def run(cases: list[Case], options: Options) -> list[store.Row]:
     rows = []
     with bar() as progress:
         task = progress.add_task("bandwidth", total=len(cases))
-        speed = core.bandwidth(options.device)
-        for case in cases:
+        speed, tell = core.bandwidth(options.device), teller(progress, task, "cases")
+        for i, case in enumerate(cases, 1):
             progress.update(task, description=str(case))
             if store.is_done(case, pairs, about, done):
                 wanted = {store.key(about | case.columns | {"model": m, "backend": name}) for m, name in pairs}
@@ -320,7 +332,7 @@ def run(cases: list[Case], options: Options) -> list[store.Row]:
                 if options.output:
                     store.append(options.output, fresh)
                 rows += fresh
-            progress.advance(task)
+            tell(i, len(cases))
     setting = f"TF32 {'on' if options.tf32 else 'off'}" if options.device == "cuda" else f"{about['threads']} threads"
     tables.results(console, rows, f"{about['machine']}, {setting}, {speed / 1e9:.4g} GB/s measured")
     return rows
@@ -347,6 +359,20 @@ def prepare(device: str, dtypes: Sequence[str], threads: int, tf32: bool) -> lis
         os.environ[name] = value
         errors.print("This machine kills processes that use AMX, which it announces: torch is kept from it.")
     return [f"{name}={os.environ[name]}"] if name in os.environ else []
+
+
+def teller(progress: Progress, task: TaskID, what: str) -> Callable[[int, int], None]:
+    """Shows how many of how many are done: on the bar, or now and then in a line where there is no terminal."""
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        progress.update(task, completed=done, total=total)
+        if not errors.is_terminal and time.monotonic() - last > QUIET_SECONDS:
+            errors.print(f"{done} of {total} {what}", soft_wrap=True)
+            last = time.monotonic()
+
+    return tell
 
 
 def bar() -> Progress:

@@ -1,16 +1,36 @@
 """Flags as they are typed, read and checked: an error names the flag, what it takes and what it got."""
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
 from ..bench.case import DEVICES
+from ..bench.rows import check_no_database
 
 Commit = Annotated[str, typer.Option("--commit", help="for the rows; default: that of the checkout")]
+
+DIGITS = 18
+LARGEST = 2**53
+LONGEST = 1000  # of a list of numbers
+
+
+def _threads(count: int) -> int:
+    cores = os.cpu_count() or 1
+    if not 0 <= count <= cores:
+        raise typer.BadParameter(f"--threads is from 1 to {cores}, the cores of this machine, or 0; got {count}.")
+    return count
+
+
+Threads = Annotated[
+    int,
+    typer.Option("--threads", help="of torch on a CPU, at most its cores; 0: as torch chooses", callback=_threads),
+]
 
 
 @contextmanager
@@ -27,6 +47,24 @@ def a_device(name: str) -> str:
     if one("--device", name, DEVICES) == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("--device cuda needs a GPU that torch can use; there is none here. Use cpu.")
     return name
+
+
+def apart(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
+    """Refuse, before anything is written, a file to write that is another file of the command or a database."""
+    files = {flag: path for flag, path in {**read, **written}.items() if path is not None}
+    for flag in written:
+        for other, path in files.items():
+            if flag in files and other != flag and _same(files[flag], path):
+                raise typer.BadParameter(f"{flag} and {other} are the same file, {path}. Choose another for {flag}.")
+        if flag in files:
+            with bad_flags():
+                check_no_database(files[flag])
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.exists() and other.exists():
+        return (one.is_file() or other.is_file()) and one.samefile(other)  # /dev/null may be both
+    return one.resolve() == other.resolve()
 
 
 def words(text: str) -> list[str]:
@@ -47,14 +85,20 @@ def among(flag: str, text: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def numbers(flag: str, text: str, least: int) -> list[int]:
+def numbers(flag: str, text: str, least: int, most: int = LARGEST) -> list[int]:
     """A list such as 3,5 or 1-8, empty if there is none."""
     found: list[int] = []
     for word in words(text):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        if match and max(map(len, match.groups(""))) > DIGITS:
+            raise typer.BadParameter(f"{flag} is a list of numbers up to {most}; got one of more than {DIGITS} digits.")
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not least <= first <= last:
             raise typer.BadParameter(f"{flag} is a list of numbers from {least} up, such as 3,5 or 1-8; got {text!r}.")
+        if last > most:
+            raise typer.BadParameter(f"{flag} is a list of numbers up to {most}; got {word!r}.")
+        if len(found) + last - first >= LONGEST:
+            raise typer.BadParameter(f"{flag} is a list of at most {LONGEST} numbers; got {text!r}.")
         found += range(first, last + 1)
     return list(dict.fromkeys(found))
 

@@ -1,7 +1,6 @@
 """`fastff reproduce` and `fastff report`: the paper's experiments on learning, trained here, beside its numbers."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +13,15 @@ from rich.table import Table
 from ..experiments import data as datasets
 from ..experiments import engine as engines
 from ..experiments import summary
-from ..experiments.case import Case, Result
+from ..experiments.case import MODELS, Case, Result
 from ..experiments.store import Store, about
 from ..extras import install
 from . import tables
-from .flags import Commit, a_device, bad_flags, numbers, one, words
+from .flags import Commit, a_device, apart, bad_flags, numbers, one, words
 
 RECIPES = "paper,fastff"
 MADE = "`fastff reproduce` makes a store, `fastff report --export` the rows of one, `fastff bench` those of speed."
+SEEDS = 2**40  # the generator of each epoch has a seed of its own, from this one and the epoch
 KINDS = (".svg", ".png", ".pdf")
 errors = Console(stderr=True)
 console = Console()
@@ -38,10 +38,10 @@ Format = Annotated[str, typer.Option("--format", help="table or json")]
 
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="list: all experiments, and what they show; or one of them")],
-    dataset: Annotated[str, typer.Option(help="a list; default: those of the paper that can be had")] = "",
-    widths: Annotated[str, typer.Option(help="training widths: a list; default: those of the paper")] = "",
-    leaf_widths: Annotated[str, typer.Option(help="a list; default: those of the paper")] = "",
-    models: Annotated[str, typer.Option(help="a list of FF, MoE, FFF, ViT-FF, ViT-FFF; default: all")] = "",
+    dataset: Annotated[str | None, typer.Option(help="a list; default: those of the paper that can be had")] = None,
+    widths: Annotated[str | None, typer.Option(help="training widths: a list; default: those of the paper")] = None,
+    leaf_widths: Annotated[str | None, typer.Option(help="a list; default: those of the paper")] = None,
+    models: Annotated[str | None, typer.Option(help=f"a list of {', '.join(MODELS)}; default: all")] = None,
     runs: Annotated[int, typer.Option(help="seeds of each training", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,
     recipe: Annotated[str, typer.Option(help="a list: paper as it is written there, fastff as it is better")] = RECIPES,
@@ -73,19 +73,25 @@ def reproduce(
     one("--engine", engine, engines.ENGINES)
     if output and (experiment != "regions" or output.suffix not in KINDS):
         raise typer.BadParameter(f"--output is the figure of regions, a file that ends in {', '.join(KINDS)}.")
+    apart({}, {"--output": output})
+    parts = {"--dataset": dataset, "--widths": widths, "--leaf-widths": leaf_widths, "--models": models}
+    for flag, text in (parts | {"--recipe": recipe}).items():
+        if text is not None and not words(text):
+            raise typer.BadParameter(f"{flag} is a list with something in it; got {text!r}. Leave it out for all.")
+    if seed + runs > SEEDS:
+        raise typer.BadParameter(f"--seed and --runs are at most {SEEDS} together; got {seed} and {runs}.")
     place = a_device(device)
     with bad_flags():
         cases = chosen.cases(
-            datasets=words(dataset) or None,
-            widths=numbers("--widths", widths, 1) or None,
-            leaf_widths=numbers("--leaf-widths", leaf_widths, 1) or None,
-            recipes=words(recipe) or words(RECIPES),
+            datasets=words(dataset or "") or None,
+            widths=numbers("--widths", widths or "", 1) or None,
+            leaf_widths=numbers("--leaf-widths", leaf_widths or "", 1) or None,
+            recipes=words(recipe),
             seeds=range(seed, seed + runs),
             changes=_changes(settings or [], epochs),
-            models=words(models) or None,
+            models=words(models or "") or None,
         )
     if not cases:
-        parts = {"--dataset": dataset, "--models": models, "--widths": widths, "--leaf-widths": leaf_widths}
         if asked := [flag for flag, value in (parts | {"--set": settings, "--epochs": epochs}).items() if value]:
             raise typer.BadParameter(f"{experiment} is no sweep of trainings, and has no {', '.join(asked)}.")
         errors.print(escape(f"{chosen.title}: {chosen.about}."), soft_wrap=True)
@@ -159,6 +165,9 @@ def report(
     for path in (None if rows else store, file, *(rows or [])):
         if path is not None and not path.exists():
             raise typer.BadParameter(f"{path} is not there. {MADE}")
+    read = {"--store": store, "--bench": file} | {f"--rows {path}": path for path in rows or []}
+    log = {f"the {end[1:]} file of --store": store.with_name(store.name + end) for end in ("-wal", "-shm", "-journal")}
+    apart(read | log, {"--output": output, "--export": export})
     with Store(store, read_only=not rows) as opened, bad_flags():
         if rows:
             opened.include(*rows)
@@ -171,7 +180,7 @@ def report(
 
 
 def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
-    """Settings as they are typed: numbers, true, false, null or inf; anything else is a word."""
+    """Settings as they are typed: numbers, true, false, null, inf or nan; anything else is a word."""
     changes: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")
@@ -179,8 +188,8 @@ def _changes(settings: Iterable[str], epochs: int | None) -> dict[str, Any]:
             raise typer.BadParameter(f"--set is name=value, such as --set batch=1024; got {text!r}.")
         if name in changes:
             raise typer.BadParameter(f"--set {name} is there twice; use one of them.")
-        if value.lower() in ("inf", "infinity"):
-            changes[name] = math.inf
+        if value.lower().lstrip("+-") in ("inf", "infinity", "nan"):
+            changes[name] = float(value)
             continue
         try:
             changes[name] = json.loads(value)

@@ -11,6 +11,7 @@ from .settings import shortened
 
 Goal = Literal["M_A", "G_A", "both"]
 GOALS = get_args(Goal)
+MODELS = ("FF", "MoE", "FFF", "ViT-FF", "ViT-FFF")
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,10 @@ def load(name: str, root: Path | None = None, *, download: bool = True, progress
     if name == "digits":
         return Dataset(name, *_digits(), classes=10, largest=16)
     forms = _FORMS[name]
-    folder = (directory() if root is None else Path(root)) / name
+    place = directory() if root is None else Path(root)
+    if place.exists() and not place.is_dir():
+        raise NotADirectoryError(f"{place} is no directory. --data or FASTFF_DATA is one with a folder per data set.")
+    folder = place / name
     form = next((form for form in forms if not _missing(folder, form)), None)
     if form is None:
         form = forms[0]

@@ -71,10 +71,29 @@ def finite_members(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def remedy(case: Case) -> str:
-    """What to change in a training that diverged."""
+    """What to change in a training that diverged: first what --set has changed."""
     settings = dict(case.settings)
+    changed = [name for name, values in _usual(case.model).items() if settings.get(name, values[0]) not in values]
     names = ["rate", *(name for name in ("balance", "hardening") if case.model.endswith("FFF") and settings.get(name))]
-    return f"Lower {' or '.join(f'{name} (here {settings.get(name)})' for name in names)} with --set."
+    named = {name: f"{name} (here {settings.get(name)})" for name in (*changed, *names)}
+    lower = f"lower {' or '.join(named[name] for name in names if name not in changed)}"
+    if not changed:
+        return f"{lower.capitalize()} with --set."
+    told = f"No recipe has {', '.join(named[name] for name in changed)}: leave that --set out"
+    return f"{told}, or {lower}." if set(names) - set(changed) else f"{told}."
+
+
+def _usual(model: str) -> dict[str, list[float]]:
+    """The values that the experiments give to each setting of a model that is a number with a fraction."""
+    from .tables import EXPERIMENTS
+
+    found: dict[str, list[float]] = {}
+    for experiment in EXPERIMENTS.values():
+        for settings in {case.settings for case in experiment.cases(seeds=(0,)) if case.model == model}:
+            for name, value in settings:
+                if isinstance(value, float):
+                    found.setdefault(name, []).append(value)
+    return found
 
 
 def _finite(value: Any) -> bool:

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..baselines import FF, MoE
 from ..layer import FFF
-from .case import Case
+from .case import MODELS, Case
 from .vit import ViT
 
 
@@ -24,7 +24,7 @@ def build(case: Case, shape: tuple[int, ...], classes: int) -> nn.Module:
     if case.model in ("ViT-FF", "ViT-FFF"):
         channels, height, width = shape
         return ViT((channels, height, width), classes, feedforward=functools.partial(_block, case))
-    raise ValueError(f"unknown model {case.model!r}; choose from FF, MoE, FFF, ViT-FF, ViT-FFF.")
+    raise ValueError(f"unknown model {case.model!r}; choose from {', '.join(MODELS)}.")
 
 
 def is_transformer(case: Case) -> bool:

@@ -1,10 +1,16 @@
 """The numbers of a training: those of the paper, and ours."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
+
+import torch
+
+from ..checks import check_int, check_number
+
+POSITIVE = ("rate", "batch", "last_temperature", "hard", "std")
+TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,10 @@ class Settings:
             if choices := get_args(hint):
                 if value not in choices:
                     raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
-            elif not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be finite, and 0 or more; got {value}.")
-        for name in ("rate", "batch", "last_temperature", "hard", "std"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
+            elif hint is float:  # trainings are in float32
+                check_number(name, value, TINY if name in POSITIVE else 0, HUGE)
+            elif hint is int:
+                check_int(name, value, 1 if name in POSITIVE else 0)
         if not self.averaging < 1:
             raise ValueError(f"averaging must be below 1, at which the mean would never move; got {self.averaging}.")
         if not self.input_dropout < 1:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 from ..bench import rows as bench
-from .case import GOALS, Case, Result
+from .case import GOALS, MODELS, Case, Result
 from .settings import Settings, completed, shortened
 
 VERSION = 2
@@ -190,6 +190,10 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
     for name in ("M_A", "G_A"):
         if made[name] is not None and not 0 <= made[name] <= 100:
             raise ValueError(f"a row has {name} = {made[name]}")
+    if made["model"] not in MODELS:
+        raise ValueError(f"a row has the model {made['model']!r}; there are {', '.join(MODELS)}")
+    if made["seed"] < 0:
+        raise ValueError(f"a row has the seed {made['seed']}; seeds are 0 or more")
     if made["goal"] not in GOALS:
         raise ValueError(f"a row has the goal {made['goal']!r}")
     settings = completed(json.loads(row["settings"]))
@@ -228,14 +232,16 @@ def _check(path: Path) -> None:
     """Refuse what is not a store of this version, by reading alone."""
     if path.is_dir():
         raise StoreError(f"{path} is a directory; a store of results is a file. Add a file name, or choose another.")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is no regular file; a store of results is one. Choose another file.")
     if not path.exists() or not path.stat().st_size:
         return
     try:
         with path.open("rb") as file:
-            start = file.read(16)
+            start = file.read(len(bench.SQLITE))
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}. Allow it, or choose another file.") from None
-    if start != b"SQLite format 3\0":
+    if start != bench.SQLITE:
         raise StoreError(f"{path} is not a store of results (an SQLite database). Choose another file.")
     with _told(path), closing(_reader(path)) as db:
         db.execute("BEGIN")  # all of it as it is at one time: another process may be making the store

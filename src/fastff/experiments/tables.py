@@ -64,7 +64,8 @@ def _cases(make: Callable[[Plan], list[Case]]) -> Cases:
         made = make(plan)
         for model in models or ():
             if all(case.model != model for case in made):
-                raise ValueError(f"the experiment has no model {model!r}.")
+                there = dict.fromkeys(case.model for case in make(plan._replace(models=None)))
+                raise ValueError(f"the experiment has no model {model!r}; it has {', '.join(there) or 'none'}.")
         return made
 
     return cases
