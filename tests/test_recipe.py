@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import fastff
+from fastff.rebalance import Cost
 from helpers import two_layers
 
 
@@ -407,3 +408,52 @@ def test_a_new_layer_beside_a_fitted_one_is_placed():
     assert recipe.kept == ["0"]
     assert torch.equal(model[0].node_weight, tree)
     assert fastff.usage(model, x)["2"].smallest_share > 0.3  # many outputs of the first are equal
+
+
+def test_a_tree_trained_without_data_is_kept():
+    """A recipe with data drew it anew: what a training had taught it was lost without a word."""
+    x, y = data()
+    layer = fastff.FFF(2, 2, depth=2, leaf_width=2)
+    first = fastff.Recipe(layer, steps=1)
+    (F.cross_entropy(layer(x), y) + first.loss()).backward()
+    first.step()
+    before = layer.node_weight.clone()
+    assert fastff.Recipe(layer, x, steps=3).kept == [""]
+    assert torch.equal(layer.node_weight, before)
+
+
+def test_steps_past_the_last_rebalance_no_more_often_than_those_before(monkeypatch):
+    """Each of them rebalanced in full: a Trainer of more steps than its recipe spent most of its time there."""
+    x, _ = data()
+    layer, calls = fastff.FFF(2, 2, depth=2, leaf_width=2), []
+    recipe = fastff.Recipe(layer, x, steps=3, rebalance_every=10)
+
+    def rebalance(*_, passes):
+        calls.append((recipe.count + 1, passes))
+        return Cost(1, len(x))
+
+    monkeypatch.setattr("fastff.recipe.rebalance", rebalance)
+    for _ in range(24):
+        recipe.step()
+    assert calls == [(3, None), (13, 1), (23, 1)]
+    assert recipe.temperature == 1000
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ({}, ValueError, "a recipe's state has a count; got nothing"),
+        ({"count": "a"}, TypeError, "count must be an integer"),
+        ({"count": 1, "trained": "a"}, TypeError, "trained must be a number"),
+        ({"count": 1, "spent": float("nan")}, ValueError, "spent must be finite"),
+        ({"count": 1, "last": None}, TypeError, "last must be an integer"),
+    ],
+)
+def test_a_bad_state_changes_nothing(state, error, message):
+    """Some raised in the next step, after it had counted."""
+    x, _ = data()
+    recipe = fastff.Recipe(fastff.FFF(2, 2, depth=2, leaf_width=2), x, steps=5)
+    before = recipe.state_dict()
+    with pytest.raises(error, match=message):
+        recipe.load_state_dict(state)
+    assert recipe.state_dict() == before

@@ -9,17 +9,18 @@ from sklearn.datasets import load_diabetes, load_digits, load_iris
 from sklearn.model_selection import KFold, cross_val_score, train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-import fastff
 from fastff.integrations.sklearn import FFFClassifier, FFFRegressor
 
 SHORT = {"depth": 2, "leaf_width": 8, "epochs": 12, "batch_size": 32, "learning_rate": 3e-2, "noise": 0.2}
 
 
-# As for scikit-learn's own MLPClassifier: other samples make other batches.
-BATCHES = {"check_sample_weight_equivalence_on_dense_data": "a sample of weight 2 is not drawn as two samples are"}
+COUNTED = {
+    "check_sample_weight_equivalence_on_dense_data": "a sample of weight 2 is one for tree, noise and batches; "
+    "given twice, it is two"
+}
 
 
-@parametrize_with_checks([FFFClassifier(**SHORT), FFFRegressor(**SHORT)], expected_failed_checks=lambda _: BATCHES)
+@parametrize_with_checks([FFFClassifier(**SHORT), FFFRegressor(**SHORT)], expected_failed_checks=lambda _: COUNTED)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -137,10 +138,17 @@ def test_verbose_shows_a_bar(capsys):
         ({"epochs": 0}, "epochs must be at least 1; got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"depth": -1}, "depth must be at least 0; got -1"),
-        ({"learning_rate": -1.0}, "learning_rate must be 0 or more; got -1"),
+        ({"learning_rate": -1.0}, "learning_rate must be finite, and 0 or more; got -1"),
         ({"noise": float("nan")}, "noise must be finite, and 0 or more"),
         ({"validation": 1.0}, "validation is a share of the samples"),
+        ({"validation": 0.999}, "validation is a share of the samples.*leaves some for the training; got 0.999 of 200"),
+        ({"validation": 1e308}, "validation is a share of the samples"),
         ({"activation": "sigmoid"}, "activation"),
+        ({"learning_rate": float("inf")}, "learning_rate must be finite"),
+        ({"learning_rate": 1e38}, "learning_rate must be finite, and 0 or more, and at most 3.4"),
+        ({"learning_rate": 1e20, "weight_decay": 1e30}, "weight_decay must be finite, and 0 or more, and at most 3.4"),
+        ({"device": "nope"}, "device must be one of this machine, such as 'cpu'; got 'nope'"),
+        ({"device": "meta"}, "device must be one that computes"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -148,11 +156,126 @@ def test_bad_arguments(options, message):
         FFFClassifier(**SHORT | options).fit(*rings())
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "noise", "balance", "validation", "standardize"])
+@pytest.mark.parametrize("value", ["a", None])
+def test_arguments_of_another_type_are_refused_by_name(name, value):
+    with pytest.raises(TypeError, match=f"{name} must be .*; got {value!r}"):
+        FFFClassifier(**SHORT | {name: value}).fit(*rings())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_device_that_is_missing_is_refused():
+    """torch raises an AssertionError."""
+    with pytest.raises(ValueError, match="device must be one of this machine, such as 'cpu'; got 'cuda'"):
+        FFFClassifier(**SHORT, device="cuda").fit(*rings())
+
+
+def test_unknown_arguments_name_the_estimator_and_the_remedy():
+    with pytest.raises(TypeError, match=r"FFFClassifier has no argument 'class_weight'.*compute_sample_weight"):
+        FFFClassifier(class_weight="balanced")
+    with pytest.raises(TypeError, match=r"FFFRegressor has no argument 'epoch'\. It has depth, leaf_width, .*epochs"):
+        FFFRegressor(epoch=3)
+
+
+@pytest.mark.parametrize("kind", [FFFClassifier, FFFRegressor])
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("learning_rate", 1e3, "the loss"),
+        ("learning_rate", 1e30, "the loss"),
+        ("weight_decay", 1e5, "the loss"),
+        ("weight_decay", 1e38, "the loss"),
+        ("balance", 1e30, "the mean square of the gradients"),
+        ("balance", 3e38, "the balance loss"),
+        ("noise", 1e38, "the loss"),
+    ],
+)
+def test_a_training_that_diverges_is_no_model(kind, name, value, what):
+    """It was: with probabilities of NaN, and where the optimiser's state alone overflowed, with weights that had not
+    moved since, and a plausible score."""
+    model = kind(**SHORT | {"weight_decay": 0.1, name: value}, random_state=0)
+    with pytest.raises(ValueError, match=rf"diverged: {what} was not finite in epoch \d+\. Lower .*{name} \(here"):
+        model.fit(*rings())
+    assert not hasattr(model, "layer_")
+
+
+def test_a_training_that_diverges_in_its_last_step_is_no_model():
+    """No loss shows it: the outputs do."""
+    x, y = rings()
+    with pytest.raises(ValueError, match=r"diverged: an output was not finite in epoch 1\. Lower learning_rate"):
+        FFFClassifier(depth=0, epochs=1, batch_size=200, learning_rate=1e25, weight_decay=0.0, random_state=0).fit(x, y)
+
+
+@pytest.mark.parametrize("kind", [FFFClassifier, FFFRegressor])
+def test_a_failed_fit_leaves_the_estimator_unchanged(kind):
+    """predict() then asked for the number of features that the failed fit had seen."""
+    x, y = rings()
+    model = kind(**SHORT, random_state=0).fit(x, y)
+    before, answer = dict(vars(model)), model.predict(x)
+    for options, error in [
+        ({"depth": -1}, ValueError),
+        ({"learning_rate": 1e30}, ValueError),
+        ({"noise": ""}, TypeError),
+    ]:
+        with pytest.raises(error):
+            model.set_params(**options).fit(x[:, :1], y == 2 if kind is FFFRegressor else y + 5)
+        model.set_params(**SHORT)
+        assert vars(model) == before
+        np.testing.assert_array_equal(model.predict(x), answer)
+
+
+def test_prediction_stays_on_the_device_of_the_training():
+    x, y = rings()
+    model = FFFClassifier(**SHORT | {"epochs": 1}, random_state=0).fit(x, y)
+    answer = model.predict(x)
+    np.testing.assert_array_equal(model.set_params(device="meta").predict(x), answer)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e307, 1e-200, 1e-300])
+def test_standardised_features_and_targets_may_have_any_scale(scale):
+    """Squares of such numbers are infinite, or 0: the features then seemed constant."""
+    x, y = rings()
+    plain, scaled = (FFFClassifier(**SHORT, random_state=0).fit(x * by, y).predict_proba(x * by) for by in (1, scale))
+    np.testing.assert_allclose(plain, scaled, rtol=1e-3, atol=1e-5)
+    weight = np.linspace(1, 2, len(x)) * scale
+    plain, scaled = (
+        FFFRegressor(**SHORT, random_state=0).fit(x, x[:, 0] * by, w).predict(x) / by
+        for by, w in [(1, weight / scale), (scale, weight)]
+    )
+    np.testing.assert_allclose(plain, scaled, rtol=1e-3, atol=1e-4)
+
+
+def test_one_huge_value_spoils_no_other_feature():
+    x, y = rings()
+    x = np.concatenate([x, np.zeros((len(x), 1))], 1)
+    x[0, 2] = 1e300
+    model = FFFClassifier(**SHORT | {"epochs": 40}, random_state=0).fit(x, y)
+    assert model.score(x, y) > 0.95
+    assert model.scale_[2] == pytest.approx(x[:, 2].max() / np.sqrt(len(x)), rel=0.01)  # it was infinite
+
+
 def test_values_that_float32_cannot_hold_are_refused():
     x, y = rings()
     with pytest.raises(ValueError, match="too large for float32"):
         FFFClassifier(**SHORT, standardize=False).fit(x * 1e60, y)
-    assert isinstance(FFFClassifier(**SHORT).fit(x * 1e60, y).layer_, fastff.FFF)
+    with pytest.raises(ValueError, match="too small for float32; scale it up"):
+        FFFClassifier(**SHORT, standardize=False).fit(x * 1e-60, y)
+    model = FFFClassifier(**SHORT, standardize=False, random_state=0).fit(x, y)
+    with torch.no_grad():
+        model.layer_.leaf_out_weight *= 1000
+    for scale in (1e60, 1e38):  # the second overflows in the layer
+        with pytest.raises(ValueError, match="too large for float32"):
+            model.predict_proba(x * scale)
+
+
+def test_samples_of_little_weight_count_little_in_every_batch():
+    """A batch of them counted as much as any other: its loss was divided by its own weights."""
+    x, y = rings()
+    weight = np.where(y == 0, 1.0, 1e-6)
+    model = FFFClassifier(**SHORT | {"batch_size": 1}, random_state=0).fit(x, y, weight)
+    assert (model.predict(x) == 0).mean() > 0.8
+    weight[y == 1] = 1e-300  # nothing, in float32
+    assert (FFFClassifier(**SHORT, random_state=0).fit(x, y, weight * 1e300).predict(x) == 0).all()
 
 
 def test_samples_count_by_their_weight():

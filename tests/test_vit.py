@@ -129,7 +129,7 @@ def test_a_part_by_model():
     assert {(case.model, case.width, case.depth) for case in some} == {("FF", 100, 0)}
     whole = table1(seeds=[0])
     assert table1(seeds=[0], models=["FFF"]) == [case for case in whole if case.model == "FFF"]
-    with pytest.raises(ValueError, match="the experiment has no model 'MoE'; it has ViT-FF, ViT-FFF"):
+    with pytest.raises(ValueError, match="the experiment has no model 'MoE'; it has FF, FFF"):
         table1(seeds=[0], models=["FF", "MoE"])
 
 

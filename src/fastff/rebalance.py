@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .capture import batches, check_reached, evaluating, feed, watching
-from .checks import check_int, check_share
+from .checks import check_int, check_number, check_share
 from .hardening import layers
 from .initialize import check_finite, shift_biases_
 from .interrupts import all_or_nothing
@@ -134,8 +134,10 @@ class Budget:
         return {"trained": self.trained, "spent": self.spent, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.last = state.get("last", state["count"] - state["count"] % self.every)
-        self.trained, self.spent = state.get("trained", 0.0), state.get("spent", 0.0)
+        count = state["count"]
+        last = check_int("last", state.get("last", count - count % self.every), 0)
+        trained, spent = (check_number(name, state.get(name, 0.0), 0) for name in ("trained", "spent"))
+        self.last, self.trained, self.spent = min(last, count), trained, spent
 
 
 class _Pass:

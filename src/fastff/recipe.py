@@ -24,7 +24,15 @@ from torch.utils.hooks import RemovableHandle
 
 from .capture import batches
 from .checks import check_int, check_number, check_probability, check_share
-from .hardening import balance_loss, check_reduction, check_temperature, hardening_loss, layers, set_temperature_
+from .hardening import (
+    balance_loss,
+    check_reduction,
+    check_temperature,
+    hardening_loss,
+    layers,
+    mark_fitted,
+    set_temperature_,
+)
 from .initialize import alike_, place_trees
 from .interrupts import all_or_nothing, uninterrupted
 from .layer import FFF
@@ -39,7 +47,8 @@ class Recipe:
     Args:
         data: training inputs, as in `initialize_tree_`, for the start and for rebalancing; None leaves both out.
         steps: how often step() will be called. With the last call the noise is gone, the tree rebalanced, and the
-            temperature `hard`, at which the soft pass equals the hard one but for samples on a boundary.
+            temperature `hard`, at which the soft pass equals the hard one but for samples on a boundary. Later calls
+            rebalance as before, within the same part of the work.
         decision, transposition, sharing: set on every FFF layer. With sharing all leaves of a layer start as its first
             one. It is for wide leaves and for layers inside of a model, where a leaf sees few samples for its size; not
             for weights carried over from a dense model, whose leaves differ from the start.
@@ -166,15 +175,14 @@ class Recipe:
         budget, count = self._budget, self.count + 1
         if self.data is not None and not budget.seen:  # loss() was not called, or compiled
             budget.saw(self.model)
-        last = count >= self.steps
+        last = count == self.steps
         due = self.data is not None and bool(self.least) and (last or budget.is_due(count))
         began, cost = time.perf_counter(), Cost()
 
         def commit() -> None:
             self.count = count
             budget.stepped(count, cost, time.perf_counter() - began)
-            for layer in layers(self.model).values():
-                layer.fitted_leaves = True
+            mark_fitted(self.model)
             self._set()
 
         with all_or_nothing(biases(self.model) if due else (), commit):
@@ -209,10 +217,14 @@ class Recipe:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state. Without the numbers on rebalancing, the next one comes as if the steps had been alike."""
+        if "count" not in state:
+            raise ValueError(
+                f"a recipe's state has a count; got {', '.join(state) or 'nothing'}. Pass its state_dict()."
+            )
         count = check_int("count", state["count"], 0)
         with uninterrupted():
+            self._budget.load_state_dict(state | {"count": count})
             self.count = count
-            self._budget.load_state_dict(state)
             self._set()
 
     def __repr__(self) -> str:
