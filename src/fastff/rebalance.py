@@ -25,8 +25,6 @@ from .layer import FFF
 
 SAMPLES = 65536  # inputs of a layer that are enough
 _KEPT = 2**28  # bytes of node logits at a time
-
-
 SHARE = 0.05  # of the work of a training
 _BACKWARD = 2  # forwards that a backward is worth
 _CALL = 1e8  # multiplications that the fixed cost of a forward is worth: some milliseconds of a CPU
@@ -60,7 +58,7 @@ def rebalance_(model: nn.Module, data: Any, *, least: float = 0.1, samples: int 
 
 
 def rebalance(model: nn.Module, data: Any, least: float, samples: int = SAMPLES, passes: int | None = None) -> Cost:
-    """As rebalance_, in so many passes at most; returns what they took."""
+    """As rebalance_, in at most `passes` passes; returns what they took."""
     found, cost = layers(model), Cost()
     left, first = found, None
     with all_or_nothing(biases(model)), evaluating(model):
@@ -94,7 +92,7 @@ def expected(model: nn.Module, data: Any, samples: int = SAMPLES) -> Cost:
 
 
 class Budget:
-    """When a training rebalances: every so many steps, or later, so that it is no more than a part of the work.
+    """When a training rebalances: every `every` steps, or later, so that it is no more than a part of the work.
 
     Work is counted in inputs, a forward's fixed cost as some inputs more, and not in seconds: the same seeds give the
     same training on any machine. Seconds are taken down for the log.

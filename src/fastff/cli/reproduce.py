@@ -38,9 +38,9 @@ Format = Annotated[str, typer.Option("--format", help="table or json")]
 
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="list: all experiments, and what they show; or one of them")],
-    dataset: Annotated[str | None, typer.Option(help="a list; default: those of the paper that can be had")] = None,
-    widths: Annotated[str | None, typer.Option(help="training widths: a list; default: those of the paper")] = None,
-    leaf_widths: Annotated[str | None, typer.Option(help="a list; default: those of the paper")] = None,
+    dataset: Annotated[str | None, typer.Option(help="a list; default: the paper's, as far as they are here")] = None,
+    widths: Annotated[str | None, typer.Option(help="training widths: a list; default: the paper's")] = None,
+    leaf_widths: Annotated[str | None, typer.Option(help="a list; default: the paper's")] = None,
     models: Annotated[str | None, typer.Option(help=f"a list of {', '.join(MODELS)}; default: all")] = None,
     runs: Annotated[int, typer.Option(help="seeds of each training", min=1)] = 10,
     seed: Annotated[int, typer.Option(help="the first seed", min=0)] = 0,

@@ -41,7 +41,7 @@ class Watch:
         self._step.zero_()
 
     def find(self, epoch: int, steps: int, tensors: Mapping[str, Iterable[Tensor]], rows: Sequence[Any]) -> list[int]:
-        """The members that have diverged since the last call, up to this epoch of so many steps.
+        """The members that have diverged since the last call, up to this epoch; an epoch has `steps` steps.
 
         `tensors` are (members, ...) by name, `rows` what was measured of each member.
         """

@@ -73,8 +73,8 @@ def check_generation(values: Any) -> None:
 
 @contextlib.contextmanager
 def guarded(tensors: int | None) -> Iterator[None]:
-    """While a model is built: the Hub is switched off, for the whole process; more modules and parameters than so many
-    tensors can explain are an error, which ends loops that would go on for hours."""
+    """While a model is built: the Hub is switched off, for the whole process; more modules and parameters than
+    `tensors` can explain are an error, which ends loops that would go on for hours."""
     thread, limit, count = threading.get_ident(), 1000 + 10 * (tensors or 0), 0
 
     def step(*_: Any) -> None:
@@ -97,7 +97,7 @@ def guarded(tensors: int | None) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Limits:
-    """How large the numbers of a config may be for a file of so many tensors, dimensions and elements."""
+    """How large the numbers of a config may be for a file with these numbers of tensors and elements."""
 
     tensors: int
     widest: int

@@ -192,7 +192,7 @@ def _config_class(model_class: Any, config: dict[str, Any]) -> Any:
     if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
         kind: Any = model_class.config_class
         if kind is None or written != kind.model_type:
-            raise ValueError(f"the config is that of a {written!r:.80}, which {model_class.__name__} is not.")
+            raise ValueError(f"the config is for a {written!r:.80}, which {model_class.__name__} is not.")
         return kind
     if not isinstance(model_class, type) or not hasattr(model_class, "from_config"):
         raise TypeError(
@@ -200,7 +200,7 @@ def _config_class(model_class: Any, config: dict[str, Any]) -> Any:
         )
     if not isinstance(written, str) or written not in CONFIG_MAPPING:
         raise ValueError(
-            f"the config is that of a {written!r:.80}, which transformers does not know. Pass the model class."
+            f"the config is for a {written!r:.80}, which transformers does not know. Pass the model class."
         )
     return CONFIG_MAPPING[written]
 
