@@ -113,3 +113,18 @@ def test_arrays_and_texts_are_no_data(data, message):
             call()
     assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
     assert not hasattr(dense[0], "route")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ones((8, 5), dtype=np.float32), "must be a tensor; got ndarray"),
+        ([[1, 2], [3, 4]], 'Pass return_tensors="pt"'),
+        (["a", "b"], "must be a tensor; got list of str"),
+    ],
+)
+def test_arrays_lists_and_texts_in_a_batch_by_name(value, message):
+    """They were refused by themselves, and reached the model in a dict."""
+    for call in (fastff.initialize_tree_, fastff.usage):
+        with pytest.raises(TypeError, match=rf"data\['x'\] .*{message}|{message}"):
+            call(make(dtype=torch.float32), {"x": value})

@@ -114,3 +114,16 @@ def test_the_dense_layer_has_no_tree():
 def test_nodes_with_a_hidden_layer_have_no_principal_direction():
     with pytest.raises(ValueError, match="node_width=3"):
         principal_tree_(fastff.FFF(6, 4, depth=1, leaf_width=1, node_width=3), clusters())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(torch.float32, 1e-40), (torch.float16, 1e-5), (torch.bfloat16, 1e-40), (torch.float32, 3e38)]
+)
+def test_a_tree_that_has_no_place_in_its_dtype(dtype, scale):
+    """Surgery wrote infinite weights into the tree, or raised an error of the eigenvalues."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(fastff.FF(8, 8, width=64, dtype=dtype))
+    data = (torch.randn(600, 8).clamp(-1, 1) * scale).to(dtype)
+    with pytest.raises(ValueError, match=r"inputs of 0 have no place in|hold NaN or infinity"):
+        fastff.replace_(model, depth=2, leaf_width=16, init="data", data=data)
+    assert isinstance(model[0], fastff.FF)

@@ -166,6 +166,8 @@ def test_biases_that_have_no_place_are_refused():
     with torch.no_grad():
         layer.node_weight.fill_(1e20)
     before = layer.node_bias.clone()
-    with pytest.raises(ValueError, match=r"boundaries of the FFF layer '' cannot be shifted in torch\.float32"):
+    with pytest.raises(
+        ValueError, match=r"the FFF layer '' has node logits or boundaries that are not finite in torch\.float32"
+    ):
         fastff.rebalance_(layer, 1e20 * torch.randn(64, 4), least=0.9)
     assert torch.equal(layer.node_bias, before)

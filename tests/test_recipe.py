@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import fastff
 from fastff.rebalance import Cost
-from helpers import two_layers
+from helpers import make, two_layers
 
 
 def data():
@@ -457,3 +457,12 @@ def test_a_bad_state_changes_nothing(state, error, message):
     with pytest.raises(error, match=message):
         recipe.load_state_dict(state)
     assert recipe.state_dict() == before
+
+
+def test_a_state_of_another_length_is_told():
+    """A tree became hard at once, where the state of 50 steps of 100 was loaded into a recipe of 7."""
+    x = torch.randn(64, 5)
+    recipe = fastff.Recipe(make(dtype=torch.float32), x, steps=100)
+    state = recipe.state_dict() | {"count": 50}
+    with pytest.warns(UserWarning, match="made for steps=7; the state comes from one with steps=100"):
+        fastff.Recipe(make(dtype=torch.float32), x, steps=7).load_state_dict(state)

@@ -185,3 +185,23 @@ def test_arguments_of_other_kinds(layer):
         fastff.FFF(16, 16, depth=100_000, leaf_width=1, device="meta")
     with pytest.raises(TypeError, match="bias must be True or False; got 'no'"):
         fastff.FFF(16, 16, depth=1, leaf_width=1, bias="no")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_freed_memory_is_read_by_no_backend(layer, backend):
+    """torch itself ends the process where it copies memory that was freed."""
+    x = torch.randn(5, 16)
+    x.untyped_storage().resize_(0)
+    with fastff.backend(backend), pytest.raises(RuntimeError, match=r"x of shape .* its memory was freed"):
+        layer(x)
+    layer.node_bias.untyped_storage().resize_(0)
+    data = torch.randn(200, 16)
+    for call in (fastff.initialize_tree_, fastff.rebalance_, lambda *a: fastff.Recipe(*a, steps=9)):
+        with fastff.backend(backend), pytest.raises(RuntimeError, match="its memory was freed"):
+            call(layer, data)
+
+
+def test_the_activation_of_a_walk(layer):
+    for run in (functional.route, functional.node_logits):
+        with pytest.raises(ValueError, match="activation must be one of"):
+            run(torch.randn(5, 16), layer._tree, activation="zzz")

@@ -32,7 +32,17 @@ def batches(data: Any) -> Iterable[Any]:
 
 
 def check_kind(data: Any) -> None:
-    """Raise for arrays and texts, and for lists of them, which are no inputs of a model of torch."""
+    """Raise for arrays and texts, for lists of them, and for a batch of them by name: no inputs of a model of torch."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            kind = type(value[0] if isinstance(value, list) and value else value)
+            if issubclass(kind, str | bytes) or (hasattr(kind, "__array__") and not issubclass(kind, Tensor)):
+                raise TypeError(f"data[{key!r}] must be a tensor; got {type(value).__name__} of {kind.__name__}.")
+            if isinstance(value, list) and issubclass(kind, int | float | list):
+                raise TypeError(
+                    f'data[{key!r}] must be a tensor; got a list. Pass return_tensors="pt" to the tokenizer.'
+                )
+        return
     first = next(iter(data), None) if isinstance(data, tuple | list) else data
     what = "a list of " if first is not data else ""
     if isinstance(first, str | bytes):

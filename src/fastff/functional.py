@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ._torch import alike_test, has_transforms, is_exporting, is_plain, is_watched
 from .activations import Activation
+from .activations import check as check_activation
 from .backends import chosen, give_way, native, ops, run_hard, select, select_hard, select_soft, triton, triton_soft
 from .backends.reference import Leaves, Tree
 from .backends.validate import check_fit, check_layer, check_leaf, check_tree
@@ -108,6 +109,7 @@ class _Shared(torch.autograd.Function):
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:
     """The hard pass of x (..., in): one node a level, then one leaf."""
+    tree, leaves = snapshot(tree), snapshot(leaves)
     check_fit(tree, leaves, activation)
     flat = flatten(x, tree.weight)
     dtype = autocast_dtype(flat)
@@ -133,6 +135,7 @@ def _hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tens
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     """The output at x (batch, in) of the leaf given for each sample, (batch,) int64: (batch, out)."""
+    leaves = snapshot(leaves)
     check_layer(x, None, leaves, activation)
     check_leaf(leaf, x, leaves)
     if as_operation(activation, x, *leaves):
@@ -253,6 +256,8 @@ class Direct:
 
     def prepare(self, x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> None:
         """Make a plan, if this is a case for one."""
+        with torch.no_grad():
+            tree, leaves = snapshot(tree), snapshot(leaves)
         weights = [t for t in (*tree, *leaves) if t is not None]
         if self.plan is None and is_plain(x, *weights) and not native.unsupported(x, tree, leaves, activation):
             self.plan = native.Plan(tree, leaves, activation).let_go()
@@ -260,6 +265,7 @@ class Direct:
 
 def node_logits(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The logit of every node at x (..., in): (..., nodes), float32 at least."""
+    check_activation(activation)
     check_tree(tree)
     flat = flatten(x, tree.weight)
     with no_autocast(flat):
@@ -275,6 +281,8 @@ def mixture(logits: Tensor) -> Tensor:
 
 def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     """The leaf that the hard pass uses at x (..., in): (...,) int64."""
+    check_activation(activation)
+    tree = snapshot(tree)
     check_tree(tree)
     flat = flatten(x, tree.weight)
     with torch.no_grad(), no_autocast(flat):
@@ -327,6 +335,15 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Autocast off, on a device that has it."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def snapshot(tensors: Parts) -> Parts:
+    """Aliases of tensors, where no gradient is asked for: another thread that sets `parameter.data` from here on does
+    not change what is checked and then read."""
+    found = [t for t in tensors if t is not None]
+    if not is_plain(*found) or needs_grad(*found):
+        return tensors
+    return type(tensors)._make(None if t is None else t.data for t in tensors)
 
 
 def cast(tensors: Parts, dtype: torch.dtype) -> Parts:

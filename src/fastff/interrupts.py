@@ -3,6 +3,7 @@
 Python raises KeyboardInterrupt in the midst of whatever the main thread runs: also while a `with` statement enters or
 leaves, when its clean-up has not begun. `guarded` makes context managers that hold Ctrl-C back while they enter and
 leave, and raise it once that is done. The block itself can be interrupted as ever. Other threads get no Ctrl-C.
+What the handlers of other signals raise is not held back.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from .backends.validate import check_allocated
 
 T = TypeVar("T")
 
@@ -99,7 +102,10 @@ def uninterrupted() -> AbstractContextManager[None]:
 @guarded
 def all_or_nothing(tensors: Iterable[Tensor], commit: Callable[[], None] = lambda: None) -> Iterator[None]:
     """If the block raises, the tensors get their values back; else commit() follows, without interruption."""
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    before = []
+    for tensor in tensors:
+        check_allocated("a parameter", tensor)  # a copy of freed memory ends the process
+        before.append((tensor, tensor.detach().clone()))
     recording = torch.is_grad_enabled()
     try:
         yield

@@ -202,8 +202,8 @@ def _shift(name: str, layer: FFF, logits: Tensor, least: float) -> bool:
         shift_biases_(bias.unsqueeze(0), logits.unsqueeze(0), least)
     if not (finite and bias.isfinite().all()):
         raise ValueError(
-            f"the boundaries of the FFF layer {name!r} cannot be shifted in {bias.dtype}: its node logits or biases "
-            "are past its largest number. Standardise the inputs, place the tree by initialize_tree_, or use a wider "
-            "dtype."
+            f"the FFF layer {name!r} has node logits or boundaries that are not finite in {bias.dtype}. If a training "
+            "diverged, lower its rate, noise or balance; else standardise the inputs, place the tree by "
+            "initialize_tree_, or use a wider dtype."
         )
     return not torch.equal(bias, before)

@@ -15,6 +15,7 @@ blurs the inputs by a noise that fades.
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -213,7 +214,7 @@ class Recipe:
             self._noise.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, **self._budget.state_dict()}
+        return {"count": self.count, "steps": self.steps, **self._budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state. Without the numbers on rebalancing, the next one comes as if the steps had been alike."""
@@ -222,6 +223,12 @@ class Recipe:
                 f"a recipe's state has a count; got {', '.join(state) or 'nothing'}. Pass its state_dict()."
             )
         count = check_int("count", state["count"], 0)
+        if state.get("steps", self.steps) != self.steps:
+            warnings.warn(
+                f"the recipe was made for steps={self.steps}; the state comes from one with steps={state['steps']}. "
+                f"Noise and temperature continue at step {count} of {self.steps}.",
+                stacklevel=2,
+            )
         with uninterrupted():
             self._budget.load_state_dict(state | {"count": count})
             self.count = count
@@ -236,7 +243,9 @@ class Recipe:
             names = ", ".join(repr(name) for name in self.kept[:4]) + (", ..." if len(self.kept) > 4 else "")
             parts.append(f"kept the tree of {len(self.kept)} ({names})")
         if self._budget.times:
-            parts.append(f"rebalanced {self._budget.times} times, {self.rebalance_seconds:.2g} s")
+            parts.append(
+                f"rebalanced {self._budget.times} time{'s' * (self._budget.times > 1)}, {self.rebalance_seconds:.2g} s"
+            )
         return f"Recipe({'; '.join(parts)})"
 
 

@@ -55,29 +55,23 @@ def select() -> tuple[ModuleType, str]:
 
 def select_hard(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> tuple[ModuleType, str]:
     """The backend of a hard pass, or of its walk (no leaves) or leaf (no tree) alone, and why it is that one."""
+    plain = is_plain(*(t for t in (x, *(tree or ()), *(leaves or ())) if t is not None))
+    if plain:
+        check_allocated("x", x)
+        for part, tensors in (("tree", tree), ("leaves", leaves)):
+            for key, tensor in zip(tensors._fields, tensors, strict=True) if tensors is not None else ():
+                check_allocated(f"{part}.{key}", tensor)
     if _choice in ("reference", "aten"):
         return TABLE[_choice], f"chosen by fastff.backend({_choice!r})"
     name = _choice if _choice != "auto" else "triton" if x.is_cuda else "native"
-    reason = _against(TABLE[name], x, tree, leaves, activation)
+    reason = "runs on plain tensors, under no tracer, no torch.func transform and no forward-mode derivative"
+    if plain:
+        reason = TABLE[name].unsupported(x, tree, leaves, activation)
     if _choice == "auto":
         return (aten, f"auto: {name} {reason}") if reason else (TABLE[name], f"auto: the fastest on {x.device.type}")
     if reason:
         raise ValueError(f"backend={name!r} cannot run this hard pass: it {reason}. fastff.backend('auto') would.")
     return TABLE[name], f"chosen by fastff.backend({name!r})"
-
-
-def _against(module: ModuleType, x: Tensor, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> str:
-    """Why a backend of compiled kernels cannot serve; empty if it can."""
-    tensors = [t for t in (x, *(tree or ()), *(leaves or ())) if t is not None]
-    if not is_plain(*tensors):
-        return "runs on plain tensors, under no tracer, no torch.func transform and no forward-mode derivative"
-    if not x.is_meta:
-        check_allocated("x", x)
-        for name, part in (("tree", tree), ("leaves", leaves)):
-            for key, tensor in zip(part._fields, part, strict=True) if part is not None else ():
-                check_allocated(f"{name}.{key}", tensor)
-    reason: str = module.unsupported(x, tree, leaves, activation)
-    return reason
 
 
 def select_soft(

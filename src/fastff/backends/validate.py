@@ -126,6 +126,8 @@ def check_leaf(leaf: Tensor, x: Tensor, leaves: Leaves) -> None:
     """
     if not isinstance(leaf, Tensor):
         raise TypeError(f"leaf must be a tensor; got {type(leaf).__name__}. Convert it with torch.as_tensor.")
+    if leaf.layout is not torch.strided:
+        raise TypeError(f"leaf must be a dense tensor; got the layout {leaf.layout}. Convert it with leaf.to_dense().")
     if leaf.dtype != torch.int64:
         raise TypeError(f"leaf must be int64; got {leaf.dtype}. Convert it with leaf.long().")
     if leaf.shape != x.shape[:1]:
@@ -146,7 +148,7 @@ def check_leaf(leaf: Tensor, x: Tensor, leaves: Leaves) -> None:
 def check_allocated(name: str, *tensors: Tensor | None) -> None:
     """Raise, as torch does, for a tensor whose memory was freed or cut by `untyped_storage().resize_`."""
     for tensor in tensors:
-        if tensor is None or not tensor.numel():
+        if tensor is None or type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_meta or not tensor.numel():
             continue
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         needed = (tensor.storage_offset() + reach + 1) * tensor.element_size()

@@ -73,8 +73,17 @@ def dense_layer(block: Block) -> FFF:
 def from_data_(block: Block, layer: FFF, x: Tensor) -> str:
     """A tree across the principal directions of the block's inputs x (samples, in), and in every leaf the neurons that
     matter most to it, with output weights fitted by least squares."""
-    principal_tree_(layer, x)
-    fit_leaves_(layer, dense_layer(block), x)
+    no_place = ValueError(
+        f"a tree or leaves for the inputs of {block.name} have no place in {x.dtype}: the inputs are too small or too "
+        "large. Standardise the data, or fit the model in a wider dtype and convert it then."
+    )
+    try:
+        principal_tree_(layer, x)
+        fit_leaves_(layer, dense_layer(block), x)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # sums past the largest number
+        raise no_place from None
+    if not all(parameter.isfinite().all() for parameter in layer.parameters()):
+        raise no_place
     return f"fitted to {len(x):,} input{'s' * (len(x) != 1)}"
 
 

@@ -51,15 +51,14 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
             f"{type(model).__name__} has been operated on already ({_some(operated)}). Pass a fresh one, built by the "
             "same code."
         )
-    with open_weights(directory) as saved:
+    with unchanged_on_error(model, data=True), open_weights(directory) as saved:
         specification = check_note(saved.note, str(saved.path))
         check_sizes(specification, saved.header)
-        with unchanged_on_error(model, data=True):
-            commit(plan(model, specification))
-            compare(model, saved.header)
-            for own, tensor in saved.tensors(model):
-                own.data = tensor
-            mark_fitted(model)
+        commit(plan(model, specification))
+        compare(model, saved.header)
+        for own, tensor in saved.tensors(model):
+            own.data = tensor
+        mark_fitted(model)
 
 
 def note_of(model: nn.Module) -> dict[str, Any]:

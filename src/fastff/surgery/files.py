@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..backends.validate import check_allocated
 from ..extras import install
+from ..interrupts import uninterrupted
 from ..layer import FFF
 
 try:
@@ -206,8 +207,8 @@ class Saved:
         own = model.state_dict(keep_vars=True)
         temperatures = {id(layer._temperature) for layer in model.modules() if isinstance(layer, FFF)}
         for name in self.header:
-            # A copy: the tensor itself lies in the file.
-            tensor = self.file.get_tensor(name).clone()
+            with uninterrupted():  # safetensors turns a Ctrl-C into an error of its own
+                tensor = self.file.get_tensor(name).clone()  # a copy: the tensor itself lies in the file
             if id(own[name]) in temperatures:
                 check_temperature(name, tensor)
             yield own[name], tensor.to(own[name].device)
