@@ -15,6 +15,7 @@ from torch import nn
 
 import fastff
 import fastff.surgery
+from fastff import switches
 from fastff.surgery import undo
 from fastff.surgery.undo import unchanged_on_error
 from test_surgery import FAMILIES, TOKENS, build
@@ -68,8 +69,10 @@ class Tracer:
         finally:
             sys.settrace(before)
             # A line is traced between the end of a `with` block and its __exit__, where no Ctrl-C can come; an error
-            # there leaves the handler of the block.
+            # there leaves the handler of the block, or its lock.
             signal.signal(signal.SIGINT, handler)
+            while switches.PROBING._is_owned():
+                switches.PROBING.release()
         return True
 
 
@@ -261,12 +264,13 @@ def test_threads_leave_the_switches_of_the_process_alone():
     torch.manual_seed(1234)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fastff.FFF, "reset_parameters", lambda *_: None)
-        threads = [threading.Thread(target=work) for _ in range(4)]
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(300)
+            thread.join(60)
     assert not errors
+    assert not any(thread.is_alive() for thread in threads)
     assert torch.backends.mha.get_fastpath_enabled() is fused is True
     assert compiler._stance == stance
     assert torch.equal(torch.get_rng_state(), state)
