@@ -781,9 +781,9 @@ HOSTILE = {
     "no architecture": (configured(architectures=None), "one model class of transformers is expected"),
     "another architecture": (
         configured(architectures=["GPT2LMHeadModel"]),
-        "that of a 'bert', which GPT2LMHeadModel is",
+        "for a 'bert', which GPT2LMHeadModel is",
     ),
-    "unknown model type": (configured(model_type="evil"), "that of a 'evil'"),
+    "unknown model type": (configured(model_type="evil"), "for a 'evil'"),
     "dtype": (configured(dtype="load"), "must have a floating-point dtype; got 'load'"),
     "larger config": (configured(hidden_size=2**40), "hidden_size = 1099511627776; with a file of"),
     "large vocabulary": (
