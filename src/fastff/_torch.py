@@ -58,9 +58,9 @@ def alike_test(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[...
     """A quick test for another input and other weights, passed as (x, *weights).
 
     It says whether they have the types, dtypes, devices, shapes, strides and bits of these, where x may have other
-    leading sizes; and whether gradients, autocast and inference mode are on or off for them as they are now. "No" may
-    mean "perhaps not". torch.compile asks this before it runs its code again. It takes 0.6 us for six weights, where
-    their shapes, strides, dtypes and bits alone take 2.9 us (Xeon).
+    leading sizes; and whether autocast and inference mode are on or off as they are now. It does not see whether
+    gradients are recorded. "No" may mean "perhaps not". torch.compile asks this before it runs its code again. It takes
+    0.6 us for six weights, where their shapes, strides, dtypes and bits alone take 2.9 us (Xeon).
     """
     try:
         from torch._C._dynamo.guards import TensorGuards

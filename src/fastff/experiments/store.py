@@ -244,7 +244,7 @@ def _check(path: Path) -> None:
     if start != bench.SQLITE:
         raise StoreError(f"{path} is not a store of results (an SQLite database). Choose another file.")
     with _told(path), closing(_reader(path)) as db:
-        db.execute("BEGIN")  # all of it as it is at one time: another process may be making the store
+        db.execute("BEGIN")  # one consistent view: another process may be making the store
         owner, version = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if owner != APPLICATION and tables:  # without tables: another process is making it

@@ -5,8 +5,8 @@ surgery's specification. It may have been written by somebody else. So nothing i
 checked, by itself and against the names and shapes in the header, and nothing is changed before the operated model has
 been compared with the header, tensor by tensor. How the file is written and read is in files.py.
 
-The file does not go by the name that Hugging Face's from_pretrained looks for: it would take the tensors that it knows,
-draw those of the dense blocks at random, and go on.
+The file does not go by the name that Hugging Face's from_pretrained looks for: it would take the tensors that it knows
+and fill the dense blocks at random.
 """
 
 import os
