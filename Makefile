@@ -14,8 +14,8 @@ test: $(READY)
 
 # On a machine with CUDA, with the torch that is installed there.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $$(grep -l 'mark\.gpu' tests/*.py)
-	PYTHONPATH=src $(PYTHON) -m pytest tests/test_triton*.py
+	PYTHONPATH=src:reproduce/src $(PYTHON) -m pytest -m gpu $$(grep -rl 'mark\.gpu' tests reproduce/tests --include=*.py)
+	PYTHONPATH=src $(PYTHON) -m pytest tests/backends/test_triton*.py
 
 # The C++ kernels against loops in double, under AddressSanitizer and UBSan.
 test-sanitize:
@@ -38,8 +38,8 @@ clean:
 	rm -rf $(VENV) build docs/_build
 
 # pip's -c keeps every later install at the pinned torch.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+$(READY): pyproject.toml reproduce/pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]" -e "./reproduce[ray]"
 	touch $@

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from fastff.experiments.case import Case
-from fastff.experiments.data import load
-from fastff.experiments.store import about
-from fastff.experiments.tables import EXPERIMENTS
-from fastff.experiments.trainer import train
+from fastff_reproduce.data import load
+from fastff_reproduce.experiments import EXPERIMENTS
+from fastff_reproduce.runs import Case
+from fastff_reproduce.store import about
+from fastff_reproduce.trainer import train
 
 SEEDS = (1, 10)
 

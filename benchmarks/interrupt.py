@@ -33,7 +33,7 @@ def trees():
 
 def last_step(model):
     """A recipe whose next step is the last: it rebalances, makes the trees hard and takes the noise away."""
-    recipe = fastff.Recipe(model, X, steps=1, least=0.8)
+    recipe = fastff.Recipe(model, X, steps=1, min_share=0.8)
     return model, lambda model: recipe.step()
 
 
@@ -49,7 +49,7 @@ def operated(**options):
 CALLS = {  # a model, and what is done with it
     "usage": lambda: (trees(), lambda m: fastff.usage(m, X)),
     "initialize_tree_": lambda: (trees(), lambda m: fastff.initialize_tree_(m, X)),
-    "rebalance_": lambda: (trees(), lambda m: fastff.rebalance_(m, X, least=0.8)),
+    "rebalance_": lambda: (trees(), lambda m: fastff.rebalance_(m, X, min_share=0.8)),
     "Recipe": lambda: (trees(), lambda m: fastff.Recipe(m, X, steps=9, sharing=0.5, temperature=(2.0, 3.0))),
     "Recipe.step": lambda: last_step(trees()),
     "replace_": lambda: (dense(), lambda m: fastff.replace_(m, depth=2, init="data", data=X)),

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import fastff
-from fastff.experiments.store import about
+from fastff_reproduce.store import about
 
 State = dict[str, Tensor]
 Save, Load = Callable[[int, Path], None], Callable[[Path], State]

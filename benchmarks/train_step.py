@@ -11,9 +11,7 @@ parameters: activations, temporaries and gradients.
 
 import argparse
 import csv
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,12 +21,13 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import fastff
+from fastff.provenance import checkout, machine
 
 
 def models(in_features: int, out_features: int, leaf_width: int, depth: int, public: bool) -> dict[str, nn.Module]:
     width = leaf_width << depth
     found: dict[str, nn.Module] = {
-        "dense": fastff.FF(in_features, out_features, width=width),
+        "dense": fastff.baselines.FF(in_features, out_features, width=width),
         "fastff": fastff.FFF(in_features, out_features, depth=depth, leaf_width=leaf_width),
     }
     if public:
@@ -130,7 +129,7 @@ def measure(options: argparse.Namespace, leaf_width: int, depth: int, public: bo
                 "device": machine(options.device),
                 "threads": torch.get_num_threads() if options.device == "cpu" else "",
                 "torch": torch.__version__,
-                "commit": commit(),
+                "commit": checkout(),
                 "dtype": options.dtype,
                 "compile": options.compile,
                 "in": options.features,
@@ -149,22 +148,6 @@ def measure(options: argparse.Namespace, leaf_width: int, depth: int, public: bo
             }
         )
     return rows
-
-
-def machine(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def commit() -> str:
-    """Of the checkout; empty where there is none."""
-    run = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    return run.stdout.strip()
 
 
 def main() -> None:

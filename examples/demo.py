@@ -22,12 +22,12 @@ from rich.table import Table
 from fastff.bench import rows as bench
 from fastff.bench.measure import Measurement, measure
 from fastff.bench.presets import BERT
-from fastff.cli.reproduce import show
-from fastff.experiments import engine, report
-from fastff.experiments.case import Case
-from fastff.experiments.settings import FASTFF
-from fastff.experiments.store import Store, about
-from fastff.experiments.tables import EXPERIMENTS
+from fastff_reproduce import engine, html_report
+from fastff_reproduce.cli import show
+from fastff_reproduce.experiments import EXPERIMENTS
+from fastff_reproduce.runs import Case
+from fastff_reproduce.settings import FASTFF
+from fastff_reproduce.store import Store, about
 
 WIDTH, LEAF_WIDTHS = 64, (8, 2)
 
@@ -74,7 +74,7 @@ def speed_table(found: Sequence[Measurement]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", type=Path, default=Path("fastff.sqlite"), help="results (default: fastff.sqlite)")
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (default: report.html)")
+    parser.add_argument("--output", type=Path, default=Path("page.html"), help="the page (default: page.html)")
     parser.add_argument("--quick", action="store_true", help="a few steps of one seed, and one size: seconds")
     options = parser.parse_args()
 
@@ -102,7 +102,7 @@ def main() -> None:
 
     rows = [row for one in found for row in bench.rows_of(one, where)]
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(report.page(records, rows, regions=False), encoding="utf-8")
+    options.output.write_text(html_report.page(records, rows, regions=False), encoding="utf-8")
     console.print(f"The page with all of it: {options.output}", soft_wrap=True)
 
 

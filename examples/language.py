@@ -34,6 +34,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 import fastff
 from fastff.bench import rows as bench
 from fastff.bench.timing import EagerRunner, OtherLoad, interleave
+from fastff.provenance import checkout, machine
 
 NAMES = {"gpt2": "GPT-2", "llama": "Llama"}
 RECIPE = {"decision": "soft", "temperature": (1.0, 10.0), "noise": 0.0, "balance": 0.1}
@@ -351,7 +352,7 @@ def run(o: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     text = read_text(o.text, o.limit, o.vocabulary, o.context)
     vocabulary = text.tokenizer.get_vocab_size()
     console.print(f"{len(text.train):,} tokens to train on, {o.steps * o.batch * o.context:,} are seen by each model")
-    about = bench.about(o.device, o.command, bench.checkout()) | {"device": o.device}
+    about = bench.about(o.device, o.command, checkout()) | {"device": o.device}
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for family in o.families:
@@ -388,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(o, console)
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; models that were finished have their rows in {o.rows}.") from None
-    where = f"{bench.machine(o.device)}, {torch.get_num_threads()} threads; torch {torch.__version__}"
+    where = f"{machine(o.device)}, {torch.get_num_threads()} threads; torch {torch.__version__}"
     console.print(f"{where}. Rows: {o.rows}, picture: {o.output}", soft_wrap=True)
 
 

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 import fastff
 from fastff.bench import rows as bench
 from fastff.bench.timing import EagerRunner, OtherLoad, interleave
+from fastff.provenance import checkout, machine
 
 Batch = dict[str, Tensor]
 Row = dict[str, Any]
@@ -125,7 +126,9 @@ def distance(ours: Any, theirs: Any, batch: Batch) -> Tensor:
 
 
 @torch.inference_mode()
-def times(dense: nn.Module, model: nn.Module, report: fastff.Report, data: Sequence[Batch], budget: float) -> Row:
+def times(
+    dense: nn.Module, model: nn.Module, report: fastff.surgery.Report, data: Sequence[Batch], budget: float
+) -> Row:
     """Microseconds of all feedforward blocks and of the whole model, dense and operated, taken in turn.
 
     The blocks run on what reaches them in the operated model, so leaves are visited as they really are.
@@ -270,7 +273,7 @@ def operate(dense: nn.Module, size: tuple[int, int], train: Sequence[Batch], o: 
 
 
 def run(o: argparse.Namespace, console: Console) -> list[dict[str, str]]:
-    about = bench.about("cpu", o.command, bench.checkout())
+    about = bench.about("cpu", o.command, checkout())
     wanted = [
         about
         | {"model": o.model.name if o.model else "all-MiniLM-L6-v2", "depth": depth, "leaf_width": leaf_width}
@@ -343,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(o, console)
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; sizes that were finished have their rows in {o.rows}.") from None
-    where = f"{bench.machine('cpu')}, {torch.get_num_threads()} threads; torch {torch.__version__}"
+    where = f"{machine('cpu')}, {torch.get_num_threads()} threads; torch {torch.__version__}"
     console.print(f"{where}. Rows: {o.rows}, picture: {o.output}", soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from fastff.baselines import smooth_load, top_k_gates
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 def test_ff_is_two_linear_layers(activation):
-    layer = fastff.FF(5, 4, width=7, activation=activation, dropout=0.5).eval()
+    layer = fastff.baselines.FF(5, 4, width=7, activation=activation, dropout=0.5).eval()
     x = torch.randn(3, 2, 5)
     hidden = torch.relu(layer.up(x)) if activation == "relu" else nn.functional.silu(layer.gate(x)) * layer.up(x)
     torch.testing.assert_close(layer(x), layer.down(hidden))
@@ -35,14 +35,16 @@ def test_gates_and_losses_equal_the_loop(experts, batch, data, seed):
     gates, load = top_k_gates(noisy, k), smooth_load(clean, std, noisy, k)
     torch.testing.assert_close(gates, oracle.moe_gates(clean, std, noise, k), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(load, oracle.moe_load(clean, std, noise, k), rtol=1e-10, atol=1e-12)
-    layer = fastff.MoE(3, 2, num_experts=experts, expert_width=2, k=k)
+    layer = fastff.baselines.MoE(3, 2, num_experts=experts, expert_width=2, k=k)
     layer._importance, layer._load = gates.sum(0).requires_grad_(), load.requires_grad_()
-    assert fastff.importance_loss(layer).item() == pytest.approx(oracle.moe_importance_loss(gates), rel=1e-9, abs=1e-12)
-    assert fastff.load_loss(layer).item() == pytest.approx(oracle.moe_load_loss(load), rel=1e-9, abs=1e-12)
+    assert fastff.baselines.importance_loss(layer).item() == pytest.approx(
+        oracle.moe_importance_loss(gates), rel=1e-9, abs=1e-12
+    )
+    assert fastff.baselines.load_loss(layer).item() == pytest.approx(oracle.moe_load_loss(load), rel=1e-9, abs=1e-12)
 
 
 def random_moe(**options):
-    layer = fastff.MoE(5, 4, num_experts=6, expert_width=3, **({"dtype": torch.float64} | options))
+    layer = fastff.baselines.MoE(5, 4, num_experts=6, expert_width=3, **({"dtype": torch.float64} | options))
     nn.init.normal_(layer.gate_weight)
     nn.init.normal_(layer.noise_weight)
     return layer
@@ -77,7 +79,7 @@ def test_eval_is_the_weighted_sum_of_the_k_best_without_noise(backend, k, activa
 
 def test_training_noise_has_the_learned_size():
     """With one logit fixed and k = 1, the chance of the other expert is Phi of the gap over the joint deviation."""
-    layer = fastff.MoE(1, 1, num_experts=2, expert_width=1, k=1, dtype=torch.float64)
+    layer = fastff.baselines.MoE(1, 1, num_experts=2, expert_width=1, k=1, dtype=torch.float64)
     with torch.no_grad():
         layer.gate_weight.copy_(torch.tensor([[1.0], [0.0]]))
     layer(torch.ones(40000, 1, dtype=torch.float64))
@@ -90,16 +92,18 @@ def test_training_noise_has_the_learned_size():
 
 
 def test_losses_train_the_gate_and_keep_no_graph():
-    model = nn.Sequential(random_moe(k=2), fastff.MoE(4, 3, num_experts=4, expert_width=2).double())
+    model = nn.Sequential(random_moe(k=2), fastff.baselines.MoE(4, 3, num_experts=4, expert_width=2).double())
     y = model(torch.randn(30, 5, dtype=torch.float64))
-    (y.square().mean() + 0.1 * fastff.importance_loss(model) + 0.1 * fastff.load_loss(model)).backward()
+    (
+        y.square().mean() + 0.1 * fastff.baselines.importance_loss(model) + 0.1 * fastff.baselines.load_loss(model)
+    ).backward()
     for layer in model:
         for parameter in layer.parameters():
             assert parameter.grad.abs().sum() > 0
         assert layer._importance.grad_fn is None
         assert layer._load.grad_fn is None
     with pytest.raises(RuntimeError, match="backward has been through it"):
-        fastff.load_loss(model)
+        fastff.baselines.load_loss(model)
 
 
 def test_no_graph_is_kept_where_the_losses_are_not_used():
@@ -107,7 +111,7 @@ def test_no_graph_is_kept_where_the_losses_are_not_used():
     layer(torch.randn(30, 5, dtype=torch.float64)).sum().backward()
     assert layer._importance.grad_fn is None
     assert layer._load.grad_fn is None
-    for loss in (fastff.importance_loss, fastff.load_loss):
+    for loss in (fastff.baselines.importance_loss, fastff.baselines.load_loss):
         with pytest.raises(RuntimeError, match="backward has been through it"):
             loss(layer)
 
@@ -115,7 +119,7 @@ def test_no_graph_is_kept_where_the_losses_are_not_used():
 def test_losses_of_an_empty_batch_are_0():
     layer = random_moe(k=2)
     layer(torch.randn(0, 5, dtype=torch.float64))
-    assert fastff.importance_loss(layer) == fastff.load_loss(layer) == 0
+    assert fastff.baselines.importance_loss(layer) == fastff.baselines.load_loss(layer) == 0
 
 
 def test_losses_balance_the_load():
@@ -126,7 +130,7 @@ def test_losses_balance_the_load():
     history = []
     for _ in range(150):
         layer(x)
-        loss = fastff.importance_loss(layer) + fastff.load_loss(layer)
+        loss = fastff.baselines.importance_loss(layer) + fastff.baselines.load_loss(layer)
         history.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -152,7 +156,7 @@ def test_moe_compiles_copies_and_casts(mode):
 
 
 def test_moe_sizes_and_start():
-    layer = fastff.MoE(5, 4, num_experts=8, expert_width=16, k=2)
+    layer = fastff.baselines.MoE(5, 4, num_experts=8, expert_width=16, k=2)
     assert (layer.training_width, layer.training_size) == (128, 144)
     assert (layer.inference_width, layer.inference_size) == (32, 40)
     assert not layer.gate_weight.any()
@@ -161,15 +165,15 @@ def test_moe_sizes_and_start():
 
 def test_errors():
     with pytest.raises(ValueError, match="k must be at most num_experts=4; got 5"):
-        fastff.MoE(3, 3, num_experts=4, expert_width=2, k=5)
+        fastff.baselines.MoE(3, 3, num_experts=4, expert_width=2, k=5)
     with pytest.raises(ValueError, match="width must be at least 1; got 0"):
-        fastff.FF(3, 3, width=0)
+        fastff.baselines.FF(3, 3, width=0)
     with pytest.raises(MemoryError, match=r"MoE\(num_experts=1099511627776"):
-        fastff.MoE(3, 3, num_experts=2**40, expert_width=64)
-    layer = fastff.MoE(3, 3, num_experts=4, expert_width=2)
+        fastff.baselines.MoE(3, 3, num_experts=2**40, expert_width=64)
+    layer = fastff.baselines.MoE(3, 3, num_experts=4, expert_width=2)
     with pytest.raises(ValueError, match=r"MoE expects inputs of shape \(..., 3\); got \(2, 4\)"):
         layer(torch.randn(2, 4))
     with pytest.raises(RuntimeError, match="the MoE layer '' has had no training forward"):
-        fastff.load_loss(layer)
+        fastff.baselines.load_loss(layer)
     with pytest.raises(ValueError, match="Linear has no MoE layer"):
-        fastff.importance_loss(nn.Linear(2, 2))
+        fastff.baselines.importance_loss(nn.Linear(2, 2))

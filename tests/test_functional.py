@@ -18,7 +18,7 @@ from helpers import make, relative_error
 def test_soft_returns_what_the_losses_need():
     layer = make(depth=3)
     x = torch.randn(2, 7, 5, dtype=torch.float64)
-    output, logits, mixture = functional.soft(x, layer._tree, layer._leaves, temperature=2.0)
+    output, logits, mixture = functional.soft(x, layer.tree, layer.leaves, temperature=2.0)
     layer.temperature = 2.0
     torch.testing.assert_close(output, layer(x))
     torch.testing.assert_close(logits, 2 * layer.node_logits(x).reshape(14, 7))
@@ -30,25 +30,25 @@ def test_arguments_that_do_not_fit():
     x = torch.randn(3, 5, dtype=torch.float64)
     for run in (functional.soft, functional.hard):
         with pytest.raises(ValueError, match="activation 'swiglu' needs leaves with a gate_weight"):
-            run(x, layer._tree, layer._leaves, activation="swiglu")
+            run(x, layer.tree, layer.leaves, activation="swiglu")
         with pytest.raises(ValueError, match="activation 'relu' needs leaves with no gate_weight"):
-            run(x, gated._tree, gated._leaves)
+            run(x, gated.tree, gated.leaves)
         with pytest.raises(ValueError, match="a tree of 3 nodes has one leaf more; got 8 leaves"):
-            run(x, layer._tree, make(depth=3)._leaves)
+            run(x, layer.tree, make(depth=3).leaves)
         with pytest.raises(ValueError, match="activation must be one of"):
-            run(x, layer._tree, layer._leaves, activation="foo")
+            run(x, layer.tree, layer.leaves, activation="foo")
     with pytest.raises(ValueError, match="transposition is a probability"):
-        functional.soft(x, layer._tree, layer._leaves, transposition=2.0)
+        functional.soft(x, layer.tree, layer.leaves, transposition=2.0)
     with pytest.raises(ValueError, match=r"temperature must be finite and positive; got -1.0"):
-        functional.soft(x, layer._tree, layer._leaves, temperature=-1.0)
+        functional.soft(x, layer.tree, layer.leaves, temperature=-1.0)
 
 
 def test_parts_compose_to_the_hard_pass():
     layer = make(depth=3, activation="silu")
     x = torch.randn(9, 5, dtype=torch.float64)
-    leaf = functional.route(x, layer._tree)
-    expected = fastff.backends.reference.visit(x, leaf, layer._leaves, "silu")
-    torch.testing.assert_close(functional.hard(x, layer._tree, layer._leaves, activation="silu"), expected)
+    leaf = functional.route(x, layer.tree)
+    expected = fastff.backends.reference.visit(x, leaf, layer.leaves, "silu")
+    torch.testing.assert_close(functional.hard(x, layer.tree, layer.leaves, activation="silu"), expected)
 
 
 def test_mixture_of_given_logits():
@@ -101,7 +101,7 @@ def gradients(layer, x, twice):
         lambda: make(dtype=torch.float32, activation="tanh", depth=3),
         lambda: make(dtype=torch.float32, activation="swiglu", depth=2, bias=False, node_width=2),
         lambda: make(300, 60, dtype=torch.float32, activation="tanh", depth=3, leaf_width=64),  # leaf by leaf
-        lambda: fastff.MoE(5, 4, num_experts=6, expert_width=3, k=2, activation="tanh"),
+        lambda: fastff.baselines.MoE(5, 4, num_experts=6, expert_width=3, k=2, activation="tanh"),
         lambda: torch.nn.Sequential(*[make(5, 5, dtype=torch.float32, activation="tanh")] * 2),  # the same one twice
     ],
 )
@@ -332,7 +332,7 @@ def test_tracers_do_not_group_samples_by_leaf():
     """Leaves so large that samples go leaf by leaf: a program recorded for some samples must hold for others."""
     layer = make(300, 60, dtype=torch.float32, depth=3, leaf_width=64).eval()
     x, other = torch.randn(9, 300), torch.randn(5, 300)
-    assert "leaf by leaf" in fastff.backends.aten.describe(x, layer._tree, layer._leaves)
+    assert "leaf by leaf" in fastff.backends.aten.describe(x, layer.tree, layer.leaves)
     with torch.no_grad():
         torch.testing.assert_close(torch.jit.trace(layer, x)(other), layer(other), **CLOSE)
         torch.testing.assert_close(make_fx(layer)(x)(x + 1), layer(x + 1), **CLOSE)
@@ -369,7 +369,7 @@ def test_aotinductor(tmp_path):
 def test_a_parameter_of_another_shape_is_refused(shape):
     """Kernels that trust the sizes once read beside a parameter that had been replaced by one of another shape."""
     layer = make(16, 12, depth=3, leaf_width=8, dtype=torch.float32).eval()
-    experts = fastff.MoE(16, 12, num_experts=8, expert_width=8, k=1).eval()
+    experts = fastff.baselines.MoE(16, 12, num_experts=8, expert_width=8, k=1).eval()
     x = torch.randn(40, 16)
     with torch.no_grad():
         layer(x), experts(x)

@@ -5,13 +5,13 @@ import warnings
 
 import pytest
 import torch
+from test_backends import plain_leaf
 
 import fastff
 from fastff.backends import available, reference, triton
 from fastff.backends.triton import Way
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, relative_error, without_interpreter
-from test_backends import plain_leaf
 
 pytestmark = pytest.mark.gpu
 
@@ -51,7 +51,7 @@ def test_agrees_with_float64(backend, dtype, mode, batch, depth, leaf_width, opt
     if not same.any():
         return
     activation, width = options.get("activation", "relu"), layer.training_width
-    dense = fastff.FF(37, 29, width=width, activation=activation, dtype=dtype, device="cuda")
+    dense = fastff.baselines.FF(37, 29, width=width, activation=activation, dtype=dtype, device="cuda")
     wide = copy.deepcopy(dense).cpu().double()
     probe = torch.randn(257, 37).to(dtype)
     allowed = relative_error(dense(probe.cuda()).cpu(), wide(probe.double()))
@@ -181,26 +181,26 @@ def test_hard_pass_agrees_with_float64(dtype, way, batch, sizes, depth, leaf_wid
     exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
     x = torch.randn(batch, sizes[0]).to(dtype)
     activation = layer.activation
-    route = reference.route(x.double(), exact._tree, activation)
-    logits = reference.node_logits(x.double(), exact._tree, activation)
+    route = reference.route(x.double(), exact.tree, activation)
+    logits = reference.node_logits(x.double(), exact.tree, activation)
     visited = torch.tensor([[node for node, _ in path(leaf, depth)] for leaf in route.tolist()], dtype=torch.int64)
     clear = (logits.gather(1, visited).abs() > 1e-5).all(-1)  # sums are float32 ones in every dtype
     assert clear.sum() > 0.9 * batch
     on_gpu = copy.deepcopy(layer).cuda()
-    y, leaf = triton.hard_with_leaf(x.cuda(), on_gpu._tree, on_gpu._leaves, activation, launch)
+    y, leaf = triton.hard_with_leaf(x.cuda(), on_gpu.tree, on_gpu.leaves, activation, launch)
     assert y.dtype == dtype
     assert torch.equal(leaf.cpu()[clear], route[clear])
     assert torch.equal(on_gpu.route(x.cuda()).cpu()[clear], route[clear])
     assert y.isfinite().all()
     leaf = leaf.cpu()
-    expected = reference.visit(x.double(), leaf, exact._leaves, activation)
+    expected = reference.visit(x.double(), leaf, exact.leaves, activation)
     # Plain torch on the same device, leaf by leaf, as one would write it.
     plain = torch.empty_like(y)
     for j in leaf.unique().tolist():
         plain[leaf == j] = plain_leaf(on_gpu, x.cuda()[leaf == j], j)
     allowed = 2 * relative_error(plain.cpu(), expected)
     assert relative_error(y.cpu(), expected) <= allowed
-    again = triton.visit(x.cuda(), leaf.cuda(), on_gpu._leaves, activation)
+    again = triton.visit(x.cuda(), leaf.cuda(), on_gpu.leaves, activation)
     assert relative_error(again.cpu(), expected) <= allowed
 
 
@@ -214,9 +214,9 @@ def test_activations(activation, way):
         if (weight := getattr(layer, f"leaf_{name}_weight")) is not None:
             weight.fill_(1.0)
     x = torch.cat([torch.linspace(-12, 12, 999), torch.linspace(-100, 100, 99)])[:, None]
-    exact = reference.hard(x.double(), layer.double()._tree, layer._leaves, activation)
+    exact = reference.hard(x.double(), layer.double()._tree, layer.leaves, activation)
     layer = layer.float().cuda()
-    y = triton.hard_with_leaf(x.cuda(), layer._tree, layer._leaves, activation, way)[0].cpu()
+    y = triton.hard_with_leaf(x.cuda(), layer.tree, layer.leaves, activation, way)[0].cpu()
     # A few roundings of numbers up to x, or to its square behind a gate.
     size = x.abs().clamp(min=1) ** (2 if layer.leaf_gate_weight is not None else 1)
     assert ((y - exact).abs() <= 8 * torch.finfo(torch.float32).eps * size).all()
@@ -303,7 +303,7 @@ def test_a_size_that_no_kernel_takes():
     layer = fastff.FFF(4096, 4096, **options).eval().requires_grad_(False)
     x = torch.randn(32, 4096, device="cuda", dtype=torch.bfloat16)
     leaf = layer.route(x)
-    wide = reference.Leaves(*(None if t is None else t.float() for t in layer._leaves))
+    wide = reference.Leaves(*(None if t is None else t.float() for t in layer.leaves))
     exact = reference.visit(x.float(), leaf, wide, "swiglu")
     triton._failures.clear()
     with warnings.catch_warnings(record=True) as caught:
@@ -341,9 +341,9 @@ def test_leaves_that_do_not_exist():
 import torch, fastff
 layer = fastff.FFF(16, 8, depth=3, leaf_width=4, device="cuda").eval().requires_grad_(False)
 x, leaf = torch.randn(5, 16, device="cuda"), torch.tensor([0, 1, 7, 7, 3], device="cuda")
-fastff.functional.visit(x, leaf, layer._leaves, "relu").sum().item()
+fastff.functional.visit(x, leaf, layer.leaves, "relu").sum().item()
 print("good")
-fastff.functional.visit(x, leaf + 1, layer._leaves, "relu").sum().item()
+fastff.functional.visit(x, leaf + 1, layer.leaves, "relu").sum().item()
 print("bad")
 """
     result = without_interpreter(script)

@@ -72,7 +72,7 @@ def test_second_derivatives():
 def test_zero_nodes_make_the_dense_layer(activation, bias):
     """With all node weights zero the soft pass is a dense layer of width 2**d l with output weights / 2**d."""
     layer = make(5, 4, depth=3, leaf_width=3, activation=activation, bias=bias, scale=0.0)
-    dense = fastff.FF(5, 4, width=24, activation=activation, bias=bias, dtype=torch.float64)
+    dense = fastff.baselines.FF(5, 4, width=24, activation=activation, bias=bias, dtype=torch.float64)
     with torch.no_grad():
         dense.up.weight.copy_(layer.leaf_in_weight.flatten(0, 1))
         dense.down.weight.copy_(layer.leaf_out_weight.flatten(0, 1).T / 8)
@@ -181,7 +181,7 @@ def test_temperature_scales_the_soft_pass_only():
         soft.append((layer.train()(x) - hard).norm())
     assert soft[0] > soft[1] > soft[2]
     assert soft[2] < 1e-8
-    assert torch.equal(layer.state_dict()["_temperature"], torch.tensor(1e6, dtype=torch.float64))
+    assert torch.equal(layer.state_dict()["temperature_tensor"], torch.tensor(1e6, dtype=torch.float64))
     for bad in (0, -1, math.inf, math.nan, 1e-310):
         with pytest.raises(ValueError, match="temperature must be positive and finite"):
             layer.temperature = bad
@@ -218,7 +218,7 @@ def test_transposition_swaps_children_at_its_rate():
     moved = (soft - layer.eval()(x)).abs().amax(-1) > 1e-9
     assert abs(moved.double().mean() - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 20000)
     other = layer.route(x[moved]) ^ 1
-    expected = fastff.backends.reference.visit(x[moved], other, layer._leaves, "relu")
+    expected = fastff.backends.reference.visit(x[moved], other, layer.leaves, "relu")
     torch.testing.assert_close(soft[moved], expected)
 
 
@@ -350,7 +350,7 @@ def test_compile_sees_one_operation_where_no_derivative_is_needed(options):
         leaf, names = compiled_graph(lambda x: layer.route(x), x)
         assert "fastff.route.default" in names
         assert torch.equal(leaf, layer.route(x))
-        experts = fastff.MoE(6, 5, num_experts=4, expert_width=3, k=2).eval()
+        experts = fastff.baselines.MoE(6, 5, num_experts=4, expert_width=3, k=2).eval()
         y, names = compiled_graph(experts, x)
         assert "fastff.visit.default" in names
         torch.testing.assert_close(y, experts(x))

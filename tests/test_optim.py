@@ -552,7 +552,7 @@ def test_transposed_samples_count_where_they_went():
     optimizer = LocalSGD(layer, 0.1, local_batch=NEVER)
     loss_of(layer, *data(1)[0]).backward()
     optimizer.step()
-    leaf = layer._mixture.sum(0)
+    leaf = layer.last_mixture.sum(0)
     node = torch.stack([leaf.sum(), leaf[:2].sum(), leaf[2:].sum()])
     torch.testing.assert_close(optimizer.state[layer.leaf_in_bias]["mass"], leaf, **TOLERANCE)
     torch.testing.assert_close(optimizer.state[layer.node_bias]["mass"], node, **TOLERANCE)
@@ -817,7 +817,7 @@ def test_a_model_without_an_fff_is_an_error():
 
 
 def test_every_parameter_is_in_one_group():
-    model = nn.Sequential(around(make(7, 3, depth=2)), around(make(5, 4, depth=0)), fastff.FF(4, 4, width=3))
+    model = nn.Sequential(around(make(7, 3, depth=2)), around(make(5, 4, depth=0)), fastff.baselines.FF(4, 4, width=3))
     grouped = [id(p) for group in LocalSGD(model, 0.1).param_groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
     assert all(a != b for a, b in itertools.pairwise(sorted(grouped)))

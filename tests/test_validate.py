@@ -9,7 +9,7 @@ import torch
 import fastff
 from fastff import functional
 from fastff.backends import available
-from fastff.functional import Leaves, Tree
+from fastff.tensors import Leaves, Tree
 from helpers import make
 
 BACKENDS = [name for name in ("auto", *available()) if name != "triton"]  # on CPU tensors
@@ -48,7 +48,7 @@ def bad_leaves(leaves):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_misshapen_parameters(layer, backend):
     x, leaf = torch.randn(5, 16), torch.zeros(5, dtype=torch.int64)
-    tree, leaves = layer._tree, layer._leaves
+    tree, leaves = layer.tree, layer.leaves
     refused = pytest.raises(
         (ValueError, TypeError), match=r"x must (have|be a dense)|x is torch.float64|activation must be"
     )
@@ -93,8 +93,8 @@ def test_leaves_that_do_not_exist(layer, backend, run):
 
     def visit(leaf):
         if run == "visit":
-            return functional.visit(x, leaf, layer._leaves, "relu")
-        return torch.ops.fastff.visit(x, leaf, *layer._leaves, "relu")
+            return functional.visit(x, leaf, layer.leaves, "relu")
+        return torch.ops.fastff.visit(x, leaf, *layer.leaves, "relu")
 
     good = torch.tensor([0, 7, 3, 3, 1])
     with fastff.backend(backend):
@@ -120,7 +120,7 @@ def test_memory_that_was_freed(layer, backend, size):
     x = torch.randn(5, 16)
     with fastff.backend(backend):
         y = layer(x)
-        for tensor in (*layer._tree[:2], *layer._leaves[:4], x):
+        for tensor in (*layer.tree[:2], *layer.leaves[:4], x):
             kept, storage = tensor.clone(), tensor.untyped_storage()
             storage.resize_(size)
             for _ in range(2):
@@ -128,7 +128,7 @@ def test_memory_that_was_freed(layer, backend, size):
                     layer(x)
             if tensor is not x:
                 with pytest.raises(RuntimeError, match=r"storage|not allocated"):
-                    functional.hard(x, layer._tree, layer._leaves)
+                    functional.hard(x, layer.tree, layer.leaves)
             storage.resize_(kept.nbytes)
             tensor.copy_(kept)
             assert torch.equal(layer(x), y)
@@ -137,7 +137,7 @@ def test_memory_that_was_freed(layer, backend, size):
 def test_gated_leaves_need_their_gate():
     gated = make(activation="swiglu", dtype=torch.float32)
     x, leaf = torch.randn(2, 5), torch.zeros(2, dtype=torch.int64)
-    for bad in (Leaves(*gated._leaves[:4]), gated._leaves._replace(gate_weight=gated._leaves.gate_weight[:, :1])):
+    for bad in (Leaves(*gated.leaves[:4]), gated.leaves._replace(gate_weight=gated.leaves.gate_weight[:, :1])):
         with pytest.raises(ValueError, match="gate_weight"):
             functional.visit(x, leaf, bad, "swiglu")
 
@@ -145,7 +145,7 @@ def test_gated_leaves_need_their_gate():
 def test_a_meta_tensor_among_real_ones(layer):
     """The operations gave uninitialised memory for an output."""
     x, leaf = torch.randn(5, 16), torch.zeros(5, dtype=torch.int64)
-    tree, leaves = layer._tree, layer._leaves
+    tree, leaves = layer.tree, layer.leaves
     for bad in (
         leaves._replace(out_bias=leaves.out_bias.to("meta")),
         leaves._replace(in_weight=leaves.in_weight.to("meta")),
@@ -161,13 +161,13 @@ def test_a_meta_tensor_among_real_ones(layer):
 def test_arguments_of_other_kinds(layer):
     x = torch.randn(5, 16)
     with pytest.raises(TypeError, match="leaf must be a tensor; got list"):
-        functional.visit(x, [0] * 5, layer._leaves, "relu")
+        functional.visit(x, [0] * 5, layer.leaves, "relu")
     with pytest.raises(TypeError, match=r"tree.weight must be a tensor; got list"):
         functional.route(x, Tree([[1.0]], layer.node_bias))
     with pytest.raises(ValueError, match="mixture expects logits of shape"):
         functional.mixture(torch.tensor(1.0))
     with pytest.raises(ValueError, match=r"temperature must be one number; got a tensor of shape \(3,\)"):
-        functional.soft(x, layer._tree, layer._leaves, temperature=torch.ones(3))
+        functional.soft(x, layer.tree, layer.leaves, temperature=torch.ones(3))
     with pytest.raises(TypeError, match="Pass its real and imaginary parts as features"):
         layer(x.to(torch.complex64))
     with (
@@ -204,4 +204,4 @@ def test_freed_memory_is_read_by_no_backend(layer, backend):
 def test_the_activation_of_a_walk(layer):
     for run in (functional.route, functional.node_logits):
         with pytest.raises(ValueError, match="activation must be one of"):
-            run(torch.randn(5, 16), layer._tree, activation="zzz")
+            run(torch.randn(5, 16), layer.tree, activation="zzz")

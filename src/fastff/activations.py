@@ -52,3 +52,9 @@ def function(activation: Activation) -> Callable[[Tensor], Tensor]:
     if isinstance(activation, str):
         return PLAIN[activation] if activation in PLAIN else GATED[activation]
     return activation
+
+
+def apply(activation: Activation, up: Tensor, gate: Tensor | None = None) -> Tensor:
+    """The hidden layer of a feedforward network: act(up), or act(gate) * up if it is gated."""
+    act = function(activation)
+    return act(up) if gate is None else act(gate) * up

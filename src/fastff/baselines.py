@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from . import activations
 from .activations import Activation
 from .backends import select
-from .backends.reference import Leaves, at_least_float32
 from .checks import allocate, check_int, check_probability
-from .functional import autocast_dtype, cast, flatten, no_autocast, restore, visit
-from .memory import recall, remember
+from .functional import autocast_dtype, flatten, no_autocast, restore, visit
+from .last_forward import recall, remember
+from .tensors import Leaves, at_least_float32, cast
 
 
 class FF(nn.Module):

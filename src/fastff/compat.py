@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from . import tree as heap
-from .backends.reference import at_least_float32
 from .layer import FFF
+from .tensors import at_least_float32
 
 _NAMES = ("node_weights", "node_biases", "w1s", "b1s", "w2s", "b2s")
 _DROPPED = ("depth", "node_usage", "leaf_usage")  # a plain integer kept as a parameter, and two counters
@@ -46,7 +46,7 @@ def convert_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "leaf_in_bias": old["b1s"],
             "leaf_out_weight": old["w2s"],
             "leaf_out_bias": old["b2s"],
-            "_temperature": torch.ones((), dtype=at_least_float32(old["w1s"].dtype), device=old["w1s"].device),
+            "temperature_tensor": torch.ones((), dtype=at_least_float32(old["w1s"].dtype), device=old["w1s"].device),
         }
         converted |= {
             prefix + name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in new.items()

@@ -7,6 +7,7 @@ from torch import Tensor
 from . import functional
 from .backends import TABLE, aten, native, reference, select_hard, select_soft, triton, triton_soft
 from .layer import FFF
+from .tensors import cast
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
         raise TypeError(
             f"explain expects an FFF layer; got {type(layer).__name__}. Pass one of the model's: model.modules()."
         )
-    tree, leaves, activation = layer._tree, layer._leaves, layer.activation
+    tree, leaves, activation = layer.tree, layer.leaves, layer.activation
     flat = functional.flatten(x, tree.weight)
     dtype = functional.autocast_dtype(flat)
     if layer.training:
         if dtype is not None:
-            flat, tree, leaves = flat.to(dtype), functional.cast(tree, dtype), functional.cast(leaves, dtype)
+            flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
         ops, reason = select_soft(flat, tree, leaves, activation, layer.dropout)
         how = {
             reference: "as it is written",

@@ -1,6 +1,7 @@
-"""What an error says where an optional package is missing. There is no release to install by name, so far."""
+"""What an error says where an optional package is missing. No release exists yet, so the way is a checkout."""
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of fastff."""
-    return f'pip install ".[{extra}]" in a checkout of fastff'
+    """The command that installs an extra of fastff, or its package of experiments ("reproduce")."""
+    target = "./reproduce" if extra == "reproduce" else f'".[{extra}]"'
+    return f"pip install {target} in a checkout of fastff"

@@ -18,9 +18,9 @@ from ._torch import alike_test, has_transforms, is_exporting, is_plain, is_watch
 from .activations import Activation
 from .activations import check as check_activation
 from .backends import chosen, give_way, native, ops, run_hard, select, select_hard, select_soft, triton, triton_soft
-from .backends.reference import Leaves, Tree
-from .backends.validate import check_fit, check_layer, check_leaf, check_tree
 from .checks import check_number, check_probability
+from .tensors import Leaves, Tree, cast
+from .validate import check_fit, check_layer, check_leaf, check_tree
 
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit"]
 
@@ -344,7 +344,3 @@ def snapshot(tensors: Parts) -> Parts:
     if not is_plain(*found) or needs_grad(*found):
         return tensors
     return type(tensors)._make(None if t is None else t.data for t in tensors)
-
-
-def cast(tensors: Parts, dtype: torch.dtype) -> Parts:
-    return type(tensors)._make(None if t is None else t.to(dtype) for t in tensors)

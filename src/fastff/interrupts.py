@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .backends.validate import check_allocated
+from .validate import check_allocated
 
 T = TypeVar("T")
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from . import activations, functional
 from . import tree as heap
 from .activations import Activation
-from .backends.reference import at_least_float32
 from .checks import allocate, check_int, check_probability, check_share
-from .functional import Leaves, Tree
-from .memory import remember
+from .last_forward import remember
+from .tensors import Leaves, Tree, at_least_float32
 
 
 class FFF(nn.Module):
@@ -55,7 +54,7 @@ class FFF(nn.Module):
     leaf_out_bias: nn.Parameter | None
     leaf_gate_weight: nn.Parameter | None
     leaf_gate_bias: nn.Parameter | None
-    _temperature: Tensor
+    temperature_tensor: Tensor
     # Whether data, a dense block or a file gave the tree and the leaves their weights: a Recipe then keeps them.
     fitted_tree: bool = False
     fitted_leaves: bool = False
@@ -115,9 +114,9 @@ class FFF(nn.Module):
         ).items():
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor))
         wide = at_least_float32(dtype or torch.get_default_dtype())
-        self.register_buffer("_temperature", torch.ones((), device=device, dtype=wide))
-        self._logits: Tensor | None = None
-        self._mixture: Tensor | None = None
+        self.register_buffer("temperature_tensor", torch.ones((), device=device, dtype=wide))
+        self.last_logits: Tensor | None = None
+        self.last_mixture: Tensor | None = None
         self._direct = functional.Direct()
         self.reset_parameters()
 
@@ -129,7 +128,7 @@ class FFF(nn.Module):
         for name, parameter in self.named_parameters(recurse=False):
             bound = 1 / math.sqrt(fans.get(name, self.in_features))
             nn.init.uniform_(parameter, -bound, bound)
-        nn.init.ones_(self._temperature)
+        nn.init.ones_(self.temperature_tensor)
         if isinstance(self.activation, nn.Module):
             for module in self.activation.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
@@ -142,19 +141,19 @@ class FFF(nn.Module):
             return self._hard(x) if y is None else y
         output, logits, mixture = functional.soft(
             x,
-            self._tree,
-            functional.share(self._leaves, self.sharing) if self.sharing else self._leaves,
+            self.tree,
+            functional.share(self.leaves, self.sharing) if self.sharing else self.leaves,
             activation=self.activation,
-            temperature=self._temperature,
+            temperature=self.temperature_tensor,
             transposition=self.transposition,
             straight_through=self.decision == "straight_through",
             dropout=self.dropout,
         )
-        remember(self, logits, _logits=logits, _mixture=mixture.detach())
+        remember(self, logits, last_logits=logits, last_mixture=mixture.detach())
         return output
 
     def _hard(self, x: Tensor) -> Tensor:
-        tree, leaves = self._tree, self._leaves
+        tree, leaves = self.tree, self.leaves
         y = functional.hard(x, tree, leaves, activation=self.activation)
         if not torch.compiler.is_compiling():
             self._direct.prepare(x, tree, leaves, self.activation)
@@ -162,20 +161,20 @@ class FFF(nn.Module):
 
     def soft(self, x: Tensor) -> Tensor:
         """The soft pass, in any mode, without dropout, transposition and straight-through decisions."""
-        tree, leaves, temperature = self._tree, self._leaves, self._temperature
+        tree, leaves, temperature = self.tree, self.leaves, self.temperature_tensor
         return functional.soft(x, tree, leaves, activation=self.activation, temperature=temperature).output
 
     def route(self, x: Tensor) -> Tensor:
         """The leaf that evaluation uses: (...,) int64."""
-        return functional.route(x, self._tree, activation=self.activation)
+        return functional.route(x, self.tree, activation=self.activation)
 
     def mixture(self, x: Tensor) -> Tensor:
         """The soft weights of the leaves: (..., 2**depth), summing to one."""
-        return functional.mixture(self.node_logits(x) * self._temperature)
+        return functional.mixture(self.node_logits(x) * self.temperature_tensor)
 
     def node_logits(self, x: Tensor) -> Tensor:
         """The logits of the nodes, not scaled by the temperature: (..., 2**depth - 1), float32 at least."""
-        return functional.node_logits(x, self._tree, activation=self.activation)
+        return functional.node_logits(x, self.tree, activation=self.activation)
 
     @property
     def num_leaves(self) -> int:
@@ -210,16 +209,18 @@ class FFF(nn.Module):
     @property
     def temperature(self) -> float:
         """Scales the node logits in the soft pass; raising it hardens the tree and leaves the hard pass as it is."""
-        return float(self._temperature)
+        return float(self.temperature_tensor)
 
     @temperature.setter
     def temperature(self, value: float) -> None:
         if isinstance(value, str) or not hasattr(value, "__float__"):
             raise TypeError(f"temperature must be a number; got {value!r} of type {type(value).__name__}.")
-        value, limits = float(value), torch.finfo(self._temperature.dtype)
+        value, limits = float(value), torch.finfo(self.temperature_tensor.dtype)
         if not limits.tiny <= value <= limits.max:
-            raise ValueError(f"temperature must be positive and finite in {self._temperature.dtype}; got {value}.")
-        self._temperature.fill_(value)
+            raise ValueError(
+                f"temperature must be positive and finite in {self.temperature_tensor.dtype}; got {value}."
+            )
+        self.temperature_tensor.fill_(value)
 
     def freeze_tree_(self) -> "FFF":
         """Fix the boundaries: the leaves train on, the nodes do not (the paper's h = infinity)."""
@@ -242,11 +243,11 @@ class FFF(nn.Module):
         return [p for name, p in self.named_parameters(recurse=False) if name.startswith("leaf_")]
 
     @property
-    def _tree(self) -> Tree:
+    def tree(self) -> Tree:
         return Tree(self.node_weight, self.node_bias, self.node_out_weight, self.node_out_bias)
 
     @property
-    def _leaves(self) -> Leaves:
+    def leaves(self) -> Leaves:
         return Leaves(
             self.leaf_in_weight,
             self.leaf_in_bias,
@@ -262,7 +263,7 @@ class FFF(nn.Module):
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_logits": None, "_mixture": None, "_direct": functional.Direct()}
+        return self.__dict__ | {"last_logits": None, "last_mixture": None, "_direct": functional.Direct()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FFF":
         # By the state of FFF, also where torch.nn.utils.parametrize has put a class of its own before it.
@@ -287,3 +288,27 @@ class FFF(nn.Module):
             f"inference width {self.inference_width}, size {self.inference_size}"
         )
         return ", ".join(f"{name}={value!r}" for name, value in options.items()) + f"; {sizes}"
+
+
+def fff_layers(model: nn.Module) -> dict[str, FFF]:
+    """The FFF layers of a model by name; an error if there are none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, an nn.Module; got {type(model).__name__}. Pass the model itself.")
+    found = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FFF)}
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no FFF layer. Put one in, as fastff.FFF(in_features, out_features, "
+            "depth=..., leaf_width=...), or pass the model that has one."
+        )
+    return found
+
+
+def mark_fitted(model: nn.Module) -> None:
+    """The FFF layers of a model have got their trees and leaves: a Recipe then keeps them."""
+    for layer in fff_layers(model).values():
+        layer.fitted_tree = layer.fitted_leaves = True
+
+
+def _plain(name: str) -> str:
+    """A module's name without what torch.compile puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")

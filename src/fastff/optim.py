@@ -21,11 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ._torch import has_escaped, in_eager
-from .backends.reference import at_least_float32
 from .checks import check_number
-from .hardening import layers, log_reach
-from .layer import FFF
-from .regions import above
+from .layer import FFF, fff_layers
+from .tensors import at_least_float32
+from .tree import log_reach, sum_below
 
 _SLACK = 1e-5  # a sum of float32 weights is off by some 1e-7 of it: 31.999998 samples are 32
 _AS_STORED = {"mass", "gathered", "step"}  # state that is not of the parameter's dtype
@@ -38,7 +37,7 @@ class _Local(torch.optim.Optimizer):
         local_batch = check_number("local_batch", local_batch, 0, above=True)
         for name in defaults.keys() & {"lr", "weight_decay", "eps"}:
             defaults[name] = check_number(name, defaults[name], 0)
-        found = layers(model)
+        found = fff_layers(model)
         groups: list[dict[str, Any]] = []
         for name, layer in found.items():
             # A DTensor, known by its method, as torch.distributed.tensor is not to be imported for this.
@@ -111,7 +110,7 @@ class _Local(torch.optim.Optimizer):
                     f"the FFF layer {name!r} has sharing={layer.sharing}: a leaf's gradient comes from the samples "
                     "of all, not from those that are counted here. Set it to 0, or use an optimiser of torch.optim."
                 )
-            mixture = layer._mixture
+            mixture = layer.last_mixture
             if mixture is not None and mixture is not self._known[name]() and not has_escaped(mixture):
                 # A compiled forward runs no hook; what it left on the layer is counted here: the last forward alone.
                 self._seen[name] = self._seen[name] or {0: _counts(layer, mixture)}
@@ -232,7 +231,7 @@ class _Observer:
     def __call__(self, layer: FFF, _: Any, output: Tensor) -> None:
         if not in_eager() or not layer.training:
             return
-        optimizer, mixture = self.owner(), layer._mixture
+        optimizer, mixture = self.owner(), layer.last_mixture
         if optimizer is None or mixture is None:
             return
         if output.requires_grad:
@@ -253,10 +252,10 @@ def _no_one() -> None:
 def _counts(layer: FFF, mixture: Tensor) -> Tensor:
     """The samples of each leaf, of each node, and all, in the last training forward: (leaves + nodes + 1,)."""
     leaf = mixture.to(at_least_float32(layer.leaf_in_weight.dtype)).sum(0)
-    if layer.decision == "straight_through" and layer._logits is not None:
-        node = log_reach(layer._logits.detach()).exp().sum(0)
+    if layer.decision == "straight_through" and layer.last_logits is not None:
+        node = log_reach(layer.last_logits.detach()).exp().sum(0)
     else:
-        node = above(leaf)
+        node = sum_below(leaf)
     return torch.cat([leaf, node, leaf.new_full((1,), len(mixture))])
 
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from .backends import select
 from .backends.reference import one_hot
-from .capture import batches, check_reached, evaluating, feed, watching
-from .hardening import last_forward, layers
-from .layer import FFF
+from .batches import batches, check_reached, evaluating, feed, watching
+from .layer import FFF, fff_layers
+from .training.losses import last_logits
+from .tree import sum_below
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,14 +53,14 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
     """
     if data is None:
         with torch.no_grad():
-            return {name: _usage(logits) for name, _, logits in last_forward(model, differentiable=False)}
+            return {name: _usage(logits) for name, _, logits in last_logits(model, differentiable=False)}
     total: dict[str, Usage] = {}
 
     def see(name: str, layer: FFF, x: Tensor) -> None:
-        part = _usage(layer.node_logits(x) * layer._temperature)
+        part = _usage(layer.node_logits(x) * layer.temperature_tensor)
         total[name] = total[name] + part if name in total else part
 
-    found = layers(model)
+    found = fff_layers(model)
     with evaluating(model), watching(found, see):
         for batch in batches(data):
             feed(model, batch)
@@ -71,13 +72,4 @@ def _usage(logits: Tensor) -> Usage:
     ops, _ = select()
     mass = ops.mixture(logits).double().sum(0)  # (leaves,)
     count = one_hot(ops.walk(logits), len(mass), torch.float64).sum(0)
-    return Usage(len(logits), mass, count.long(), above(mass), above(count).long())
-
-
-def above(leaf: Tensor) -> Tensor:
-    """The sum over the leaves below each node, in heap order: (nodes,)."""
-    levels: list[Tensor] = []
-    while len(leaf) > 1:
-        leaf = leaf.unflatten(0, (-1, 2)).sum(-1)
-        levels.insert(0, leaf)
-    return torch.cat(levels) if levels else leaf[:0]
+    return Usage(len(logits), mass, count.long(), sum_below(mass), sum_below(count).long())

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from .._torch import is_plain
 from ..activations import Activation
+from ..tensors import Leaves, Tree
+from ..validate import check_allocated
 from . import aten, native, reference, triton, triton_soft
-from .reference import Leaves, Tree
-from .validate import check_allocated
 
 TABLE: dict[str, ModuleType] = {"reference": reference, "aten": aten, "native": native, "triton": triton}
 _choice = "auto"

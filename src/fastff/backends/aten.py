@@ -20,8 +20,9 @@ from torch import Tensor
 from .. import tree as heap
 from .._torch import in_eager, is_batched, is_watched
 from ..activations import Activation, function
+from ..tensors import Leaves, Tree
 from . import reference
-from .reference import Leaves, Tree, node_logits, one_hot, walk
+from .reference import node_logits, one_hot, walk
 
 __all__ = ["hard", "hard_with_leaf", "leaf_hidden", "mix", "mixture", "node_logits", "route", "visit", "walk"]
 

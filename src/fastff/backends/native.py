@@ -21,9 +21,9 @@ from torch import Tensor
 from .. import tree as heap
 from .._torch import in_transform
 from ..activations import Activation
+from ..tensors import Leaves, Tree
+from ..validate import check_allocated, check_layer
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
-from .reference import Leaves, Tree
-from .validate import check_allocated, check_layer
 
 # In the order of csrc/layer.h.
 _ACTIVATIONS = {

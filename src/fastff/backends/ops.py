@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..tensors import Leaves, Tree
+from ..validate import check_layer, check_leaf
 from . import run_hard, select_hard
-from .reference import Leaves, Tree
-from .validate import check_layer, check_leaf
 
 
 def _hard(

@@ -5,38 +5,13 @@ flattened, (batch, in). Logits and mixture weights are float32 at least, whateve
 cheap to compute well and expensive to get wrong.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
 from ..activations import Activation, function
-
-
-class Tree(NamedTuple):
-    """The node networks: in -> 1 for node width n = 1, in -> n -> 1 with the activation in between for n > 1."""
-
-    weight: Tensor  # (nodes, in), or (nodes, n, in)
-    bias: Tensor  # (nodes,), or (nodes, n)
-    out_weight: Tensor | None = None  # (nodes, n)
-    out_bias: Tensor | None = None  # (nodes,)
-
-
-class Leaves(NamedTuple):
-    """The leaf networks in -> l -> out, side by side. A gate makes the hidden layer act(x G) * (x W)."""
-
-    in_weight: Tensor  # (leaves, l, in)
-    in_bias: Tensor | None  # (leaves, l)
-    out_weight: Tensor  # (leaves, l, out)
-    out_bias: Tensor | None  # (leaves, out)
-    gate_weight: Tensor | None = None  # (leaves, l, in)
-    gate_bias: Tensor | None = None  # (leaves, l)
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+from ..tensors import Leaves, Tree, at_least_float32
 
 
 def node_logits(x: Tensor, tree: Tree, activation: Activation) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import tree as heap
 from ..activations import GATED, PLAIN, Activation
-from .reference import Leaves, Tree
+from ..tensors import Leaves, Tree
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

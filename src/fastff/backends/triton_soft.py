@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import tree as heap
 from .._torch import in_eager, in_transform
 from ..activations import GATED, Activation
-from .reference import Leaves, Tree
+from ..tensors import Leaves, Tree
 from .triton import INSTALLED, failure, function_name, power_of_two
 
 # A sample's leaves lie in the registers of one program.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import fastff
 
 from ..backends import TABLE, available, check_name
-from .answers import Answer, dense_answer, gate_answer, judge, tree_answer
 from .case import Case, count_visited, floor_bytes, free_memory, lack_of_memory, lacking
+from .correctness import Answer, dense_answer, gate_answer, judge, tree_answer
 from .models import Call, Problem, dense, dense_seconds, gather, mixture_of_experts, working_bytes
 from .timing import EagerRunner, GraphRunner, OtherLoad, Runner, Times, fastest, interleave, too_slow
 

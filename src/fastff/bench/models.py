@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from .. import tree as heap
 from ..activations import function
-from ..backends.reference import Leaves, Tree
 from ..baselines import FF
 from ..layer import FFF
+from ..tensors import Leaves, Tree
 from .case import LEAST_INPUTS, Case, floor_bytes, lack_of_memory
 
 Call = Callable[[Tensor], Tensor]
@@ -42,8 +42,8 @@ class Problem:
             device=torch.device(case.device),
             dtype=case.torch_dtype,
         ).eval()
-        self.tree: Tree = self.layer._tree
-        self.leaves: Leaves = self.layer._leaves
+        self.tree: Tree = self.layer.tree
+        self.leaves: Leaves = self.layer.leaves
         self.gate = self._normal(case.num_leaves, case.in_features) / case.in_features**0.5  # of the MoE
         self.out_bias = torch.zeros(case.out_features, device=case.device, dtype=case.torch_dtype)  # of the FF
         self.inputs = [self._normal(case.batch, case.in_features) for _ in range(rotation(case))]

@@ -2,19 +2,17 @@
 
 import csv
 import datetime
-import os
 import platform
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 import fastff
 
+from ..atomic import replacing
+from ..provenance import machine
 from .case import Case
 from .measure import Measurement
 
@@ -29,7 +27,6 @@ FOUND = [
 ]
 COLUMNS = [*ABOUT, *SIZE, *FOUND]
 WORDS = {*ABOUT, "activation", "dtype", "device", "model", "backend", "status", "note"}  # the rest are numbers
-SQLITE = b"SQLite format 3\0"  # how a database begins
 # What makes two rows the same measurement.
 KEY = ["machine", "threads", "commit", "tf32", *SIZE, "model", "backend"]
 
@@ -81,32 +78,6 @@ def rows_of(found: Measurement, about: Row) -> list[Row]:
     return made
 
 
-def machine(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def checkout() -> str:
-    """The commit of the checkout that this code runs from, with a + if it was changed since; empty without one."""
-    here = Path(__file__).parent
-    if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return ""
-    commit, changes = _git(here, "rev-parse", "--short", "HEAD"), _git(here, "status", "--porcelain", "-uno", "..")
-    return f"{commit}+" if changes else commit or ""
-
-
-def _git(where: Path, *command: str) -> str | None:
-    try:
-        run = subprocess.run(["git", *command], cwd=where, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return run.stdout.strip() if run.returncode == 0 else None
-
-
 def read(path: Path) -> list[Row]:
     """The rows of a file, numbers as numbers; none if it is not there."""
     if not path.exists() or (path.is_file() and not path.stat().st_size):
@@ -124,40 +95,10 @@ def read(path: Path) -> list[Row]:
 def append(path: Path, rows: Iterable[Row]) -> None:
     """Add rows to a file. It is replaced as a whole: whoever interrupts finds the old rows or all of them."""
     everything = [*read(path), *rows]
-    with replaced(path) as file:
+    with replacing(path) as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows({name: _text(value) for name, value in row.items()} for row in everything)
-
-
-def check_no_database(path: Path) -> None:
-    """Refuse to write over an SQLite database: it may be a store of results."""
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(len(SQLITE)) == SQLITE:
-                raise ValueError(f"{path} is an SQLite database, and is not written over. Choose another file.")
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[TextIO]:
-    """A file to write. It takes the place of the one at `path` when the block has ended without an error."""
-    check_no_database(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if path.exists() and not path.is_file():  # such as /dev/stdout
-            with path.open("w", newline="", encoding="utf-8") as file:
-                yield file
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", newline="", encoding="utf-8") as file:
-            yield file
-        draft.replace(path)
-    except OSError as error:
-        error.filename = str(path)  # where the user wants it; a full disk names no file
-        raise
-    finally:
-        with suppress(OSError):
-            draft.unlink()
 
 
 def key(row: Row) -> tuple[str, ...]:
@@ -172,11 +113,6 @@ def is_done(case: Case, pairs: Iterable[tuple[str, str]], about: Row, done: set[
 def finished(rows: Iterable[Row]) -> set[tuple[str, ...]]:
     """The keys of the rows that need not be measured again; a wrong one has to be."""
     return {key(row) for row in rows if row["status"] != "wrong"}
-
-
-def command_line() -> str:
-    """The command that was typed; of absolute paths the last part, for rows are shown to others."""
-    return " ".join(["fastff", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
 
 
 def _text(value: Any) -> str:

@@ -21,11 +21,13 @@ from ..activations import GATED, PLAIN
 from ..bench import presets
 from ..bench import rows as store
 from ..bench.case import DEEPEST, DEVICES, DTYPES, Case
+from ..bench.plan import plan as make_plan
+from ..bench.plan import recommend
 from ..extras import install
-from ..plan import plan as make_plan
-from ..plan import recommend
-from . import reproduce, tables
+from ..provenance import checkout, command_line
+from . import printing
 from .flags import LONGEST, Commit, Threads, a_device, among, bad_flags, microseconds, numbers, one, words
+from .plugins import add_commands
 
 ALL_MODELS = ",".join(core.MODELS)
 QUIET_SECONDS = 5.0
@@ -64,8 +66,7 @@ def _root(
     pass
 
 
-app.command("reproduce")(reproduce.reproduce)
-app.command("report")(reproduce.report)
+add_commands(app)
 
 Device = Annotated[str, typer.Option("--device", help=f"{' or '.join(DEVICES)}; default: cuda if there is a GPU")]
 Dtype = Annotated[str, typer.Option("--dtype", help=f"a list of {', '.join(DTYPES)}")]
@@ -118,7 +119,7 @@ def options_of(device: str, dtype: str, backend: str, model: str, commit: str, *
         dtypes=among("--dtype", dtype, DTYPES),
         backends=backends,
         models=among("--model", model, core.MODELS),
-        commit=commit or store.checkout(),
+        commit=commit or checkout(),
         **rest,
     )
 
@@ -154,7 +155,7 @@ def preset(name: str, cases_of: Callable[[Case], list[Case]], text: str) -> None
             raise typer.BadParameter(f"bench {name} has no case of these depths and batches. Use bench size.")
         rows = run(cases, options)
         if name in ("table1", "table3"):
-            tables.beside_paper(console, name, rows)
+            printing.beside_paper(console, name, rows)
         finish(rows)
 
     bench.command(name, help=text)(command)
@@ -287,7 +288,7 @@ def plan(
         print(json.dumps([dataclasses.asdict(choice) | {"speedup": choice.speedup} for choice in choices], indent=2))
     else:
         title = f"{in_features} -> {out_features} in place of a dense width of {width}, {place}"
-        tables.choices(console, choices, title)
+        printing.choices(console, choices, title)
     try:
         chosen, why = recommend(choices, regions)
     except MemoryError as error:
@@ -305,7 +306,7 @@ def plan(
 
 def run(cases: list[Case], options: Options) -> list[store.Row]:
     """Measure, print and save; the rows of this run, and with --resume those that were there."""
-    command = " ".join([*prepare(options.device, options.dtypes, options.threads, options.tf32), store.command_line()])
+    command = " ".join([*prepare(options.device, options.dtypes, options.threads, options.tf32), command_line()])
     about = store.about(options.device, command, options.commit)
     pairs = core.planned(options.models, options.backends)
     old = store.read(options.output) if options.output and options.resume else []
@@ -334,7 +335,7 @@ def run(cases: list[Case], options: Options) -> list[store.Row]:
                 rows += fresh
             tell(i, len(cases))
     setting = f"TF32 {'on' if options.tf32 else 'off'}" if options.device == "cuda" else f"{about['threads']} threads"
-    tables.results(console, rows, f"{about['machine']}, {setting}, {speed / 1e9:.4g} GB/s measured")
+    printing.results(console, rows, f"{about['machine']}, {setting}, {speed / 1e9:.4g} GB/s measured")
     return rows
 
 

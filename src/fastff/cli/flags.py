@@ -10,8 +10,8 @@ from typing import Annotated
 import torch
 import typer
 
+from ..atomic import check_no_database
 from ..bench.case import DEVICES
-from ..bench.rows import check_no_database
 
 Commit = Annotated[str, typer.Option("--commit", help="for the rows; default: that of the checkout")]
 

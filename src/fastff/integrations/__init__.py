@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..hardening import entropies, layers
-from ..recipe import Recipe
+from ..layer import fff_layers
 from ..regions import usage
+from ..training.losses import entropies
+from ..training.recipe import Recipe
 
 
 class Companion:
@@ -41,11 +42,11 @@ class Companion:
         """Make the recipe. After `done` steps the model has its trees and leaves already; `state` is the recipe's."""
         self.end()
         steps = steps if self.steps is None else self.steps
-        self.recipe = Recipe(model, self.data, steps=steps, **self.options | ({"fresh": False} if done else {}))
+        self.recipe = Recipe(model, self.data, steps=steps, **self.options | ({"reset_trees": False} if done else {}))
         self.recipe.load_state_dict((state or {}) | {"count": done})
         self.calls = 0
         if not done and torch.distributed.is_available() and torch.distributed.is_initialized():
-            for layer in layers(model).values():
+            for layer in fff_layers(model).values():
                 for parameter in layer.tree_parameters():
                     torch.distributed.broadcast(parameter.data, 0)
 

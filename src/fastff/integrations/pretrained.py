@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel
 
-from ..hardening import mark_fitted
+from ..layer import mark_fitted
 from ..surgery.checkpoint import check_note, check_sizes, compare, note_of, tensors_of
 from ..surgery.files import Header, check_directory, kind_of, open_weights, write
 from ..surgery.replace import apply_

@@ -31,7 +31,7 @@ from ..activations import Activation
 from ..checks import check_int, check_number
 from ..interrupts import guarded
 from ..layer import FFF
-from ..recipe import Recipe
+from ..training.recipe import Recipe
 
 FLOAT32 = torch.finfo(torch.float32)
 

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..hardening import mark_fitted
-from ..layer import FFF
+from ..layer import FFF, mark_fitted
 from .files import DTYPES, FLOATS, Header, check_directory, check_temperature, kind_of, open_weights, write
 from .replace import check_model, commit, plan
 from .specification import MEMORY, SIZES, Specification, check_specification, layer_path, module_at, remembered
@@ -80,8 +79,8 @@ def note_of(model: nn.Module) -> dict[str, Any]:
         )
     check_specification(specification)
     for path, layer in model.named_modules():
-        if isinstance(layer, FFF) and not layer._temperature.is_meta:
-            check_temperature(f"{path}._temperature", layer._temperature)
+        if isinstance(layer, FFF) and not layer.temperature_tensor.is_meta:
+            check_temperature(f"{path}.temperature_tensor", layer.temperature_tensor)
     return {"version": VERSION, "specification": specification}
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..backends.validate import check_allocated
-from ..capture import batches, evaluating, hooking
+from ..batches import batches, evaluating, hooking
 from ..checks import check_int
 from ..layer import FFF
+from ..validate import check_allocated
 from .blocks import Block
-from .carry import dense_layer
+from .distill_model import Advance, Loss, fed, teach_
+from .fit import dense_layer
 from .leaves import check_learner, distill_leaves_, hold_out, missed
 from .report import Distillation, Distilled, Report, diverged, no_better, too_few
-from .teach import Advance, Loss, fed, teach_
 from .undo import unchanged_on_error
 
 

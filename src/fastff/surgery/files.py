@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..backends.validate import check_allocated
 from ..extras import install
 from ..interrupts import uninterrupted
 from ..layer import FFF
+from ..validate import check_allocated
 
 try:
     import fcntl
@@ -205,7 +205,7 @@ class Saved:
         """Each tensor of a model that was compared with the header, and what its data is to be, on its device. What is
         tied stays tied."""
         own = model.state_dict(keep_vars=True)
-        temperatures = {id(layer._temperature) for layer in model.modules() if isinstance(layer, FFF)}
+        temperatures = {id(layer.temperature_tensor) for layer in model.modules() if isinstance(layer, FFF)}
         for name in self.header:
             with uninterrupted():  # safetensors turns a Ctrl-C into an error of its own
                 tensor = self.file.get_tensor(name).clone()  # a copy: the tensor itself lies in the file

@@ -26,11 +26,11 @@ _PRINCIPAL_SAMPLES = 8192  # a direction needs no more
 
 
 @torch.no_grad()
-def principal_tree_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
+def principal_tree_(layer: FFF, x: Tensor, *, logit_std: float = 1.0) -> None:
     """Split the samples x (batch, in) in halves at every node, across the direction in which they vary most.
 
-    std: the deviation of a node's logits over the samples that reach it. A node that no sample reaches splits as its
-    nearest ancestor's samples would.
+    logit_std: the deviation of a node's logits over the samples that reach it. A node that no sample reaches splits
+    as its nearest ancestor's samples would.
     """
     if layer.node_width != 1:
         raise ValueError(f"a principal tree needs linear nodes; this layer has node_width={layer.node_width}.")
@@ -39,8 +39,8 @@ def principal_tree_(layer: FFF, x: Tensor, *, std: float = 1.0) -> None:
         parts = []
         for node, samples in zip(range(heap.level(m).start, heap.level(m).stop), groups, strict=True):
             direction, middle, spread = _split(samples)
-            layer.node_weight[node] = std / spread * direction
-            layer.node_bias[node] = -std / spread * middle
+            layer.node_weight[node] = logit_std / spread * direction
+            layer.node_bias[node] = -logit_std / spread * middle
             right = (samples * layer.node_weight[node]).sum(-1) + layer.node_bias[node] >= 0
             parts += [part if len(part) else samples for part in (samples[~right], samples[right])]
         groups = parts
@@ -75,7 +75,7 @@ def fit_leaves_(layer: FFF, dense: FFF, x: Tensor, *, ridge: float = 1e-3) -> No
     for j in range(layer.num_leaves):
         samples = x[leaf == j]
         samples = samples if len(samples) > 1 else x
-        hidden = leaf_hidden(samples, dense._leaves, dense.activation)[:, 0].float()  # (samples, width)
+        hidden = leaf_hidden(samples, dense.leaves, dense.activation)[:, 0].float()  # (samples, width)
         out = dense.leaf_out_weight[0].float()  # (width, out)
         kept = (hidden.var(0, correction=0) * out.square().sum(1)).topk(layer.leaf_width).indices
         for name in ("in_weight", "in_bias", "gate_weight", "gate_bias"):
@@ -136,7 +136,7 @@ def visited(layer: FFF, x: Tensor) -> Tensor:
         return layer(x)
     leaf, order = layer.route(flat).sort()
     used, counts = leaf.unique_consecutive(return_counts=True)
-    parts = [[None] * layer.num_leaves if t is None else t.unbind() for t in layer._leaves]
+    parts = [[None] * layer.num_leaves if t is None else t.unbind() for t in layer.leaves]
     act, y = function(layer.activation), []
     for j, some in zip(used.tolist(), flat[order].split(counts.tolist()), strict=True):
         in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias = (part[j] for part in parts)

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ..activations import Activation, identity
-from ..capture import batches
+from ..batches import batches
 from ..checks import check_int, check_probability
 from ..layer import FFF
-from .answers import Answers
 from .blocks import FORMS, Block
-from .carry import INITS, Init, from_data_
 from .distill import inputs_of
 from .find import Finder, call_name
+from .fit import INITS, Init, from_data_
 from .guard import SaveGuard
 from .leaves import FEW, hold_out, missed
+from .outputs import Answers
 from .report import HELD_OUT, Replaced, Report, Skipped, too_few
 from .specification import MEMORY, SIZES, Specification, check_fit, check_specification, part_at
 from .trace import probe, run_example

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..capture import evaluating, feed, hooking
+from ..batches import evaluating, feed, hooking
 from ..interrupts import guarded
 from ..switches import PROBING
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..backends.validate import check_allocated
 from ..interrupts import guarded
 from ..switches import PROBING
+from ..validate import check_allocated
 
 _HOLDERS = (dict, OrderedDict, set)  # children, parameters, buffers and hooks lie in these
 

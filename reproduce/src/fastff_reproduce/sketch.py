@@ -1,0 +1,130 @@
+"""The paper's first figure: how FF, MoE and FFF divide a plane among their neurons.
+
+The three have the same number of hidden neurons and learn to tell apart the arms of a spiral. An FF answers with all of
+them everywhere, a MoE with the experts that its gate likes best, an FFF with the one leaf whose region a point is in.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastff.baselines import FF, MoE, importance_loss, load_loss
+from fastff.layer import FFF
+from fastff.training.recipe import Recipe
+
+from .threads import one_thread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # one for each arm; Okabe and Ito chose them for all eyes
+LINE = "#222222"  # dark on the light colours of the maps, whatever is around the figure
+ARMS = len(COLORS)
+SAMPLES, STEPS, RATE = 1024, 600, 2e-2
+REACH, CELLS = 1.15, 300  # the map: from -REACH to REACH, so many cells each way
+
+Loss = Callable[[], Tensor | float]
+
+
+def spiral(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Points in arms that wind half a turn around the centre, and the arm of each: (samples, 2), (samples,)."""
+    arm = torch.arange(samples) % ARMS
+    along = torch.rand(samples, generator=generator).sqrt()  # from the centre to the end, evenly over the plane
+    angle = math.pi * along + 2 * math.pi * arm / ARMS + 0.12 * torch.randn(samples, generator=generator) / along
+    return along.unsqueeze(-1) * torch.stack([angle.cos(), angle.sin()], -1), arm
+
+
+def sketch(seed: int = 0, depth: int = 3, leaf_width: int = 4) -> "Figure":
+    """Train the three models and draw what each answers where, with the regions of the experts and of the leaves."""
+    from matplotlib.figure import Figure
+
+    width = leaf_width << depth
+    generator = torch.Generator().manual_seed(seed)
+    train, test = spiral(SAMPLES, generator), spiral(SAMPLES, generator)
+    with torch.random.fork_rng(devices=[]), one_thread():
+        torch.manual_seed(seed)
+        ff = FF(2, ARMS, width=width)
+        moe = MoE(2, ARMS, num_experts=2**depth, expert_width=leaf_width, k=min(2, 2**depth))
+        fff = FFF(2, ARMS, depth=depth, leaf_width=leaf_width)
+        _train(ff, train, lambda: 0.0, lambda: None)
+        _train(moe, train, lambda: 0.1 * (importance_loss(moe) + load_loss(moe)), lambda: None)
+        # The last temperature is low, so that something of the boundaries' softness is left to be seen.
+        recipe = Recipe(fff, train[0], steps=STEPS, noise=0.3, final_temperature=3.0)
+        _train(fff, train, recipe.loss, recipe.step)
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    line = torch.linspace(-REACH, REACH, CELLS)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)  # (CELLS, CELLS, 2): rows go up
+    titles = {
+        ff: f"FF: all {width} neurons answer",
+        moe: f"MoE: {moe.k} of {moe.num_experts} experts of {leaf_width} answer",
+        fff: f"FFF: one of {fff.num_leaves} leaves of {leaf_width} answers",
+    }
+    panels: dict[nn.Module, Axes] = dict(zip(titles, figure.subplots(1, 3, sharex=True, sharey=True), strict=True))
+    with torch.no_grad():
+        for model, axes in panels.items():
+            right = (model(test[0]).argmax(-1) == test[1]).float().mean().item()
+            axes.set_title(f"{titles[model]}\n{100 * right:.1f}% of new points right", fontsize=10)
+            _map(axes, model(grid.view(-1, 2)).view(CELLS, CELLS, ARMS), test)
+        experts = F.linear(grid, moe.gate_weight).topk(moe.k, -1).indices  # (CELLS, CELLS, k)
+        _boundaries(panels[moe], torch.zeros(CELLS, CELLS, moe.num_experts).scatter(-1, experts, 1.0))
+        panels[moe].set_xlabel("lines: where the choice of experts changes", fontsize=9)
+        _boundaries(panels[fff], F.one_hot(fff.route(grid), fff.num_leaves).float())
+        soft = 1 - fff.mixture(grid).amax(-1)  # (CELLS, CELLS): 0 where one leaf is alone
+        _haze(panels[fff], soft)
+    return figure
+
+
+def _train(model: nn.Module, data: tuple[Tensor, Tensor], loss: Loss, step: Callable[[], None]) -> None:
+    x, y = data
+    optimizer = torch.optim.Adam(model.parameters(), RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    model.train()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) + loss()).backward()
+        optimizer.step()
+        schedule.step()
+        step()
+    model.eval()
+
+
+def _map(axes: "Axes", logits: Tensor, test: tuple[Tensor, Tensor]) -> None:
+    """The colour of the class that a model chooses at each point, paler where it is less sure, and some samples."""
+    share, answer = logits.softmax(-1).max(-1)
+    colors = _rgb(COLORS)
+    strength = 0.15 + 0.4 * ((share - 1 / ARMS) / (1 - 1 / ARMS)).unsqueeze(-1)  # (CELLS, CELLS, 1)
+    _show(axes, 1 - strength * (1 - colors[answer]))
+    x, y = (part[:300] for part in test)
+    axes.scatter(x[:, 0].tolist(), x[:, 1].tolist(), c=colors[y].tolist(), s=9, edgecolors="white", linewidths=0.3)
+    axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), xticks=[], yticks=[], aspect="equal")
+    axes.grid(False)
+
+
+def _boundaries(axes: "Axes", chosen: Tensor) -> None:
+    """The edges of the regions in which the same blocks are chosen: (CELLS, CELLS, blocks), 1 for a chosen one."""
+    line = torch.linspace(-REACH, REACH, CELLS).tolist()
+    for block in chosen.unbind(-1):
+        if 0 < block.sum() < block.numel():
+            axes.contour(line, line, block.tolist(), levels=[0.5], colors=[LINE], linewidths=1.1)
+
+
+def _haze(axes: "Axes", soft: Tensor) -> None:
+    """Dark where the leaves mix in training."""
+    shade = torch.cat([_rgb((LINE,)).expand(CELLS, CELLS, 3), 0.7 * soft.unsqueeze(-1)], -1)
+    _show(axes, shade)
+    axes.set_xlabel("lines: regions of leaves; dark: soft boundaries", fontsize=9)
+
+
+def _show(axes: "Axes", image: Tensor) -> None:
+    edges = (-REACH, REACH, -REACH, REACH)
+    axes.imshow(image.numpy(), origin="lower", extent=edges, interpolation="bilinear")
+
+
+def _rgb(colors: tuple[str, ...]) -> Tensor:
+    return torch.tensor([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in colors])

