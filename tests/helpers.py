@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fastff
+from fastff.backends import Request
 
 ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"]
 
@@ -27,6 +28,12 @@ def state(layer):
     names = ["node_weight", "node_bias", "node_out_weight", "node_out_bias"]
     names += [f"leaf_{part}_{kind}" for part in ("in", "out", "gate") for kind in ("weight", "bias")]
     return {name: None if getattr(layer, name) is None else getattr(layer, name).detach() for name in names}
+
+
+def request(x, tree, leaves, activation="relu", **options):
+    """The pass that these tensors ask for."""
+    kind = "visit" if tree is None else "route" if leaves is None else "hard"
+    return Request.make(options.pop("kind", kind), x, tree, leaves, activation, **options)
 
 
 def relative_error(value, exact):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import activations
 from .activations import Activation
-from .backends import select
+from .backends import torch_backend
 from .checks import allocate, check_int, check_probability
 from .functional import autocast_dtype, flatten, no_autocast, restore, visit
 from .last_forward import recall, remember
@@ -151,7 +151,7 @@ class MoE(nn.Module):
         noisy = clean + torch.randn_like(clean) * std
         gates = top_k_gates(noisy, self.k)
         remember(self, gates, _importance=gates.sum(0), _load=smooth_load(clean, std, noisy, self.k))
-        ops, _ = select()
+        ops = torch_backend()
         hidden = ops.leaf_hidden(flat, experts, self.activation)
         return restore(ops.mix(F.dropout(hidden, self.dropout) if self.dropout else hidden, gates, experts), x)
 

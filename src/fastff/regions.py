@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .backends import select
-from .backends.reference import one_hot
+from .backends import torch_backend
 from .batches import batches, check_reached, evaluating, feed, watching
 from .layer import FFF, fff_layers
 from .training.losses import last_logits
-from .tree import sum_below
+from .tree import one_hot, sum_below
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +68,7 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
 
 
 def _usage(logits: Tensor) -> Usage:
-    ops, _ = select()
+    ops = torch_backend()
     mass = ops.mixture(logits).double().sum(0)  # (leaves,)
     count = one_hot(ops.walk(logits), len(mass), torch.float64).sum(0)
     return Usage(len(logits), mass, count.long(), sum_below(mass), sum_below(count).long())

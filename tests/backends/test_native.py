@@ -15,7 +15,7 @@ from fastff.activations import function
 from fastff.backends import native, reference
 from fastff.tensors import Leaves
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, relative_error
+from helpers import ACTIVATIONS, make, relative_error, request
 
 ROOT = Path(__file__).parents[2]
 BUILT = not isinstance(native.library(), str)
@@ -48,8 +48,8 @@ def layer_of(*sizes, **options):
 
 
 def hard(layer, x):
-    assert native.unsupported(x, layer.tree, layer.leaves, layer.activation) == ""
-    return native.hard_with_leaf(x, layer.tree, layer.leaves, layer.activation)
+    assert native.why_not(request(x, layer.tree, layer.leaves, layer.activation)) == ""
+    return native.hard(x, layer.tree, layer.leaves, layer.activation)
 
 
 def assert_error(layer, x, leaf, y):
@@ -236,25 +236,25 @@ def test_inputs():
     x = torch.randn(9, 12).t()
     assert not x.is_contiguous()
     assert torch.equal(hard(layer, x)[0], hard(layer, x.contiguous())[0])
-    assert torch.equal(native.hard(x[::2], layer.tree, layer.leaves, "relu"), hard(layer, x)[0][::2])
+    assert torch.equal(native.hard(x[::2], layer.tree, layer.leaves, "relu")[0], hard(layer, x)[0][::2])
     for leaf in (4, -1):
         with pytest.raises(IndexError, match=rf"within 0..3; got {leaf}"):
             native.visit(x, torch.full((12,), leaf), layer.leaves, "relu")
 
 
 @needs_library
-def test_unsupported():
+def test_why_not():
     layer = layer_of(9, 7, depth=2, leaf_width=3)
     tree, leaves, x = layer.tree, layer.leaves, torch.randn(2, 9)
     turned = leaves._replace(in_weight=leaves.in_weight.mT.contiguous().mT)
-    assert native.unsupported(x, None, leaves, "relu") == native.unsupported(x, tree, None, "relu") == ""
-    assert "float64" in native.unsupported(x.double(), tree, leaves, "relu")
-    assert "named" in native.unsupported(x, tree, leaves, torch.sin)
-    assert "contiguous" in native.unsupported(x, tree, turned, "relu")
-    assert "dtype" in native.unsupported(x.bfloat16(), tree, leaves, "relu")
-    assert "device meta" in native.unsupported(x.to("meta"), tree, leaves, "relu")
+    assert native.why_not(request(x, None, leaves, "relu")) == native.why_not(request(x, tree, None, "relu")) == ""
+    assert "float64" in native.why_not(request(x.double(), tree, leaves, "relu"))
+    assert "named" in native.why_not(request(x, tree, leaves, torch.sin))
+    assert "contiguous" in native.why_not(request(x, tree, turned, "relu"))
+    assert "dtype" in native.why_not(request(x.bfloat16(), tree, leaves, "relu"))
+    assert "device meta" in native.why_not(request(x.to("meta"), tree, leaves, "relu"))
     reasons = []
-    torch.func.vmap(lambda row: reasons.append(native.unsupported(row[None], tree, leaves, "relu")) or row)(x)
+    torch.func.vmap(lambda row: reasons.append(native.why_not(request(row[None], tree, leaves, "relu"))) or row)(x)
     assert "transform" in reasons[0]
 
 
@@ -294,11 +294,11 @@ import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]  # an editable install
 sys.path.insert(0, sys.argv[1])
 import torch, fastff
-from fastff.backends import native
+from fastff.backends import Request, native
 assert fastff.__file__.startswith(sys.argv[1])
 layer, x = fastff.FFF(5, 4, depth=2, leaf_width=3).eval(), torch.randn(3, 5)
 assert layer(x).shape == (3, 4)
-reason = native.unsupported(x, layer.tree, layer.leaves, "relu")
+reason = native.why_not(Request.make("hard", x, layer.tree, layer.leaves, "relu"))
 assert native.status() == reason and reason.startswith("not built: fastff was installed without a C++ compiler"), reason
 """
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "site")], check=True, cwd=tmp_path)

@@ -10,7 +10,7 @@ import torch
 
 import fastff
 from fastff import bench
-from fastff.backends import TABLE, available, reference
+from fastff.backends import BACKENDS, available, reference
 from fastff.bench import Case, count_visited, floor_bytes, measure, presets
 from fastff.bench import rows as store
 from fastff.bench.correctness import dense_answer, gate_answer, judge, tree_answer
@@ -73,9 +73,13 @@ def wrong(monkeypatch):
         return y
 
     module.visit = visit
-    module.hard = lambda x, tree, leaves, act: visit(x, reference.route(x, tree, act), leaves, act)
-    module.unsupported = lambda *_: ""
-    monkeypatch.setitem(TABLE, "wrong", module)
+
+    def hard(x, tree, leaves, activation):
+        leaf = reference.route(x, tree, activation)
+        return visit(x, leaf, leaves, activation), leaf
+
+    module.hard = hard
+    monkeypatch.setitem(BACKENDS, "wrong", module)
     return "wrong"
 
 
@@ -98,8 +102,8 @@ def test_a_backend_that_raises_is_wrong_and_the_others_go_on(wrong, monkeypatch)
     def fail(*_):
         raise RuntimeError("no such kernel\nmore")
 
-    monkeypatch.setattr(TABLE[wrong], "visit", fail)
-    monkeypatch.setattr(TABLE[wrong], "hard", fail)
+    monkeypatch.setattr(BACKENDS[wrong], "visit", fail)
+    monkeypatch.setattr(BACKENDS[wrong], "hard", fail)
     by = {(r.model, r.backend): r for r in quick(SMALL, backends=[wrong, "auto"]).results}
     assert by["FFF", wrong].status == "wrong"
     assert by["FFF", wrong].note == "RuntimeError: no such kernel"

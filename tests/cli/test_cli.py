@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fastff
-from fastff.backends import TABLE
+from fastff.backends import BACKENDS
 from fastff.bench import rows as store
 from fastff.cli.commands import app
 
@@ -75,15 +75,11 @@ def test_rows_are_appended_and_resumed(tmp_path, monkeypatch):
 
 
 def test_a_wrong_backend_prints_wrong_and_fails(tmp_path, monkeypatch):
-    good = TABLE["reference"]
+    good = BACKENDS["reference"]
 
     class Wrong:
         def __getattr__(self, name):
             return getattr(good, name)
-
-        @staticmethod
-        def unsupported(*_):
-            return ""
 
         @staticmethod
         def visit(x, leaf, leaves, activation):
@@ -91,9 +87,10 @@ def test_a_wrong_backend_prints_wrong_and_fails(tmp_path, monkeypatch):
 
         @classmethod
         def hard(cls, x, tree, leaves, activation):
-            return cls.visit(x, good.route(x, tree, activation), leaves, activation)
+            leaf = good.route(x, tree, activation)
+            return cls.visit(x, leaf, leaves, activation), leaf
 
-    monkeypatch.setitem(TABLE, "wrong", Wrong())
+    monkeypatch.setitem(BACKENDS, "wrong", Wrong())
     file = tmp_path / "rows.csv"
     done = fastff_(f"{SIZE} --backend reference,wrong --output {file} --commit c0ffee")
     assert done.exit_code == 1

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fastff
 
-from ..backends import TABLE, available, check_name
+from ..backends import BACKENDS, Request, available, check_name
 from .case import Case, count_visited, floor_bytes, free_memory, lack_of_memory, lacking
 from .correctness import Answer, dense_answer, gate_answer, judge, tree_answer
 from .models import Call, Problem, dense, dense_seconds, gather, mixture_of_experts, working_bytes
@@ -264,10 +264,13 @@ class _Bench:
         return self.answers[model]
 
     def _cannot(self, result: Result) -> str:
-        ops = TABLE.get(result.backend)
-        if ops is not None and hasattr(ops, "unsupported"):
-            tree = self.problem.tree if result.model == "FFF" else None
-            reason: str = ops.unsupported(self.problem.inputs[0], tree, self.problem.leaves, self.case.activation)
+        backend = BACKENDS.get(result.backend)
+        if backend is not None:
+            x, leaves, activation = self.problem.inputs[0], self.problem.leaves, self.case.activation
+            asked = Request.make("visit", x, None, leaves, activation)
+            if result.model == "FFF":
+                asked = Request.make("hard", x, self.problem.tree, leaves, activation)
+            reason: str = backend.why_not(asked)
             if reason:
                 return reason
         lack = lack_of_memory(working_bytes(self.case, result.model, result.backend), self.case.device)
@@ -282,7 +285,7 @@ class _Bench:
         if result.model == "gather":
             return [gather(self.problem)]
         if result.model == "MoE":
-            return [mixture_of_experts(self.problem, TABLE[result.backend])]
+            return [mixture_of_experts(self.problem, BACKENDS[result.backend])]
         return [self.problem.layer]
 
     def _runner(self, call: Call, name: str) -> Runner:

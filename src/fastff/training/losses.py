@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backends import select
-from ..backends.reference import one_hot
+from ..backends import torch_backend
 from ..last_forward import recall
 from ..layer import FFF, fff_layers
-from ..tree import level_sizes, log_flow, log_reach
+from ..tree import level_sizes, log_flow, log_reach, one_hot
 
 
 def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] = "mean") -> Tensor:
@@ -68,7 +67,7 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
         if not logits.shape[0]:
             losses.append(logits.sum())
         elif kind == "leaf":
-            ops, _ = select()
+            ops = torch_backend()
             share = one_hot(ops.walk(logits), layer.num_leaves, logits.dtype).mean(0)
             losses.append(layer.num_leaves * (share * ops.mixture(logits).mean(0)).sum())
         else:
