@@ -43,6 +43,19 @@ def isa(request):
     lib.fastff_use_isa(best)
 
 
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """Fill memory that torch allocates and does not initialise with NaN, and integers with their largest value.
+
+    A kernel that leaves an element of its output unwritten cannot pass on what an earlier call left in that memory.
+    """
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 def layer_of(*sizes, **options):
     return make(*sizes, **({"dtype": torch.float32, "scale": 2.0} | options)).eval().requires_grad_(False)
 
@@ -57,6 +70,13 @@ def assert_error(layer, x, leaf, y):
     leaves = Leaves._make(None if t is None else t.double() for t in layer.leaves)
     expected = reference.visit(x.double(), leaf, leaves, layer.activation)
     assert relative_error(y, expected) <= 2 * relative_error(plain_hard(layer, x, leaf), expected)
+
+
+def test_outputs_are_poisoned():
+    """As the native backend allocates them: if torch stops filling them, the tests below prove less than they say."""
+    for dtype in DTYPES:
+        assert torch.ones(1, dtype=dtype).new_empty(63, 5).isnan().all()
+    assert (torch.ones(1).new_empty(63, dtype=torch.int64) == torch.iinfo(torch.int64).max).all()
 
 
 def test_is_loaded_where_it_must_be():
@@ -304,6 +324,17 @@ assert native.status() == reason and reason.startswith("not built: fastff was in
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "site")], check=True, cwd=tmp_path)
     environment["FASTFF_REQUIRE_NATIVE"] = "1"
     assert subprocess.run(install, env=environment, capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_refuses_msvc(tmp_path):
+    """With what to do instead. The variable stands for the compiler, which no Linux has."""
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, "-DMSVC=ON"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    message = " ".join(result.stderr.split())  # CMake breaks lines
+    assert result.returncode != 0
+    assert "needs GCC or Clang" in message
+    assert "pip installs the package without the native backend" in message
 
 
 def test_sanitizers():
