@@ -73,3 +73,8 @@ def sum_below(leaf: Tensor) -> Tensor:
         leaf = leaf.unflatten(0, (-1, 2)).sum(-1)
         levels.insert(0, leaf)
     return torch.cat(levels) if levels else leaf[:0]
+
+
+def one_hot(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """1 at the index and 0 elsewhere: (..., size)."""
+    return (index.unsqueeze(-1) == torch.arange(size, device=index.device)).to(dtype)
