@@ -61,9 +61,9 @@ class _Local(torch.optim.Optimizer):
         # By layer, the counts of each forward since the last step. By id, so that a second backward adds nothing.
         self._counts: dict[str, dict[int, Tensor]] = {name: {} for name in layers}
         # By layer, the last mixture that step() must not count: an earlier step has, or it gives no gradient.
-        self._handled: dict[str, Callable[[], Tensor | None]] = dict.fromkeys(layers, _nothing)
+        self._handled: weakref.WeakValueDictionary[str, Tensor] = weakref.WeakValueDictionary()
         for name, layer in layers.items():
-            handle = layer.register_forward_hook(_Observer(weakref.ref(self), name))
+            handle = layer.register_forward_hook(_Observer(name, weakref.ref(self)))
             weakref.finalize(self, handle.remove)
 
     @torch.no_grad()
@@ -111,10 +111,10 @@ class _Local(torch.optim.Optimizer):
                     "leaf's gradient comes from the samples of all leaves. Set it to 0, or use torch.optim."
                 )
             mixture = layer.last_mixture
-            if mixture is not None and mixture is not self._handled[name]() and not has_escaped(mixture):
+            if mixture is not None and mixture is not self._handled.get(name) and not has_escaped(mixture):
                 # A compiled forward runs no hook. It left its mixture on the layer: only the last forward counts.
                 self._counts[name] = self._counts[name] or {0: _count(layer, mixture)}
-                self._handled[name] = weakref.ref(mixture)
+                self._handled[name] = mixture
             # With several processes, the gradients may come from another one's samples.
             if not self._counts[name] and not distributed and (name in graded or not graded):
                 raise RuntimeError(
@@ -224,11 +224,11 @@ class LocalAdam(_Local):
 class _Observer:
     """A forward hook that counts a layer's training forwards for its optimiser, while that is alive."""
 
-    def __init__(self, owner: Callable[[], _Local | None], name: str) -> None:
-        self.owner, self.name = owner, name
+    def __init__(self, name: str, owner: Callable[[], _Local | None] | None = None) -> None:
+        self.name, self.owner = name, owner
 
     def __call__(self, layer: FFF, _: Any, output: Tensor) -> None:
-        if not in_eager() or not layer.training:
+        if self.owner is None or not in_eager() or not layer.training:
             return
         optimizer, mixture = self.owner(), layer.last_mixture
         if optimizer is None or mixture is None:
@@ -238,14 +238,10 @@ class _Observer:
             counts = _count(layer, mixture)
             output.register_hook(lambda _: optimizer._counts[self.name].update({id(counts): counts}))
         else:
-            optimizer._handled[self.name] = weakref.ref(mixture)
+            optimizer._handled[self.name] = mixture
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Observer, (_nothing, self.name)  # a copied or stored layer has no optimiser
-
-
-def _nothing() -> None:
-    return None
+        return _Observer, (self.name,)  # a copied or stored layer has no optimiser
 
 
 def _count(layer: FFF, mixture: Tensor | None) -> Tensor:
