@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from fastff.baselines import MoE, importance_loss, load_loss
 from fastff.layer import FFF
-from fastff.training.initialize import copy_first_leaf_, initialize_tree_, shift_biases_
+from fastff.training.boundaries import shift_biases_
+from fastff.training.initialize import copy_first_leaf_, initialize_tree_
 from fastff.training.recipe import Recipe
 
 from . import data, inputs, scoring, teacher
