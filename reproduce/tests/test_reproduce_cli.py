@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from fastff.bench import rows
 from fastff.cli import main
-from fastff.cli.commands import app
+from fastff.cli.app import app
 from fastff_reproduce import data, summary
 from fastff_reproduce.runs import Case, Result
 from fastff_reproduce.settings import completed, shortened

@@ -3,7 +3,7 @@
 import csv
 import datetime
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,9 +99,11 @@ def append(path: Path, rows: Iterable[Row]) -> None:
         write(file, everything)
 
 
-def write(file: IO[str], rows: Iterable[Row], columns: Sequence[str] = COLUMNS) -> None:
-    """Write rows as CSV, six digits of each float."""
-    writer = csv.DictWriter(file, columns)
+def write(
+    file: IO[str], rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = COLUMNS, end: str = "\r\n"
+) -> None:
+    """Write rows as CSV, with six digits of each float. `end` ends a line."""
+    writer = csv.DictWriter(file, columns, lineterminator=end)
     writer.writeheader()
     writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
 
