@@ -33,7 +33,7 @@ def test_the_check_sees_what_can_go_wrong(broken):
 
 
 def test_answers_are_those_of_float64_layers():
-    """Of the FFF, the dense layer and the mixture of experts, each as a layer of its own."""
+    """Answers of the FFF, the dense layer and the mixture of experts, each as its own layer."""
     case = Case(20, 12, 4, 3, 33, node_width=2, activation="geglu")
     problem = Problem(case)
     x = problem.inputs[0]

@@ -116,7 +116,7 @@ class Clock:
 @pytest.mark.parametrize("start", [0.0, 0.2, 0.5])
 def test_a_slow_phase_of_one_side_gives_no_wrong_ratio(start, monkeypatch):
     """0.24x was printed for sizes that had been measured at 10 to 80x seconds before: each was timed by itself, and
-    what fell into a slow time of the machine was slow altogether."""
+    what fell into a slow time of the machine was slow as a whole."""
     clock = Clock(start, start + 0.3)
     monkeypatch.setattr(runners.EagerRunner, "sample", lambda self, calls: clock.sample(self, calls))
     fake = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.now)

@@ -33,6 +33,6 @@ def _root(
     pass
 
 
-app.add_typer(bench, name="bench")
+app.add_typer(bench, name="bench", short_help="Measure inference times of FF and FFF, the paper's sizes or your own.")
 app.command()(plan)
 add_commands(app)

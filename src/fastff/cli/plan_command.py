@@ -25,7 +25,7 @@ def plan(
     width: Annotated[int, typer.Option(help="hidden neurons of the dense layer to replace", min=1)],
     latency: Annotated[str, typer.Option(help="budget: longest time of a call, such as 20us or 1.5ms")] = "",
     speedup: Annotated[float | None, typer.Option(help="budget: least speed-up over the dense layer")] = None,
-    neurons: Annotated[int | None, typer.Option(help="budget: largest inference size, depth * n + leaf width")] = None,
+    neurons: Annotated[int | None, typer.Option(help="budget: largest inference size, in neurons")] = None,
     regions: Annotated[int | None, typer.Option(help="least number of leaves: a partition of the inputs")] = None,
     batch: Annotated[int, typer.Option(help="batch size", min=1)] = 1,
     dtype: Annotated[str, typer.Option(help=f"one of {', '.join(DTYPES)}")] = "float32",
@@ -39,8 +39,9 @@ def plan(
 ) -> None:
     """Find the leaf width and depth: the paper's user manual, with times measured on this machine.
 
-    With a budget (--latency, --speedup, --neurons): all sizes for the width. Those that fit come first, the widest leaf
-    before the others. With --regions: the depth, and leaf widths to try.
+    With a budget (--latency, --speedup, --neurons): all sizes for the width.
+    Those that fit come first, the widest leaf before the others.
+    With --regions: the depth, and leaf widths to try.
     """
     one("--format", format, FORMATS)
     kind, place = one("--dtype", dtype, DTYPES), a_device(device)
