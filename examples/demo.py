@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fastff.bench import Measurement, measure
 from fastff.bench import rows as bench
-from fastff.bench.measure import Measurement, measure
 from fastff.bench.presets import BERT
 from fastff_reproduce import engine, html_report
 from fastff_reproduce.cli import show

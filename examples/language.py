@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel
 
 import fastff
+from fastff.bench import EagerRunner, OtherLoad, interleave
 from fastff.bench import rows as bench
-from fastff.bench.timing import EagerRunner, OtherLoad, interleave
 from fastff.provenance import checkout, machine
 
 NAMES = {"gpt2": "GPT-2", "llama": "Llama"}

@@ -32,8 +32,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import fastff
+from fastff.bench import EagerRunner, OtherLoad, interleave
 from fastff.bench import rows as bench
-from fastff.bench.timing import EagerRunner, OtherLoad, interleave
 from fastff.provenance import checkout, machine
 
 Batch = dict[str, Tensor]

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from fastff.bench import rows
 from fastff.cli import main
-from fastff.cli.commands import app
+from fastff.cli.app import app
 from fastff_reproduce import data, summary
 from fastff_reproduce.runs import Case, Result
 from fastff_reproduce.settings import completed, shortened
@@ -346,7 +346,7 @@ def test_a_report_overwrites_nothing_that_it_reads(flag, target, tmp_path):
     done = fastff_(f"report {files} {flag} {tmp_path / target}")
     assert done.exit_code == 2, done.output
     said = re.sub(r"[\s│]+", "", done.output)
-    assert ("arethesamefile" if target != "other.sqlite" else "isanSQLitedatabase,andisnotwrittenover") in said
+    assert ("arethesamefile" if target != "other.sqlite" else "isanSQLitedatabaseandmustnotbeoverwritten") in said
     assert {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()} == before
 
 

@@ -1,11 +1,10 @@
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 import fastff
-from fastff.bench import timing
-from fastff.bench.plan import Choice, plan, rank, recommend, sizes
+from fastff.bench import Choice, hardware, measuring, plan, recommend, runners, timing
+from fastff.bench.planning import rank, sizes
 
 
 def test_case_1_sizes_cover_the_width():
@@ -117,11 +116,12 @@ class Clock:
 @pytest.mark.parametrize("start", [0.0, 0.2, 0.5])
 def test_a_slow_phase_of_one_side_gives_no_wrong_ratio(start, monkeypatch):
     """0.24x was printed for sizes that had been measured at 10 to 80x seconds before: each was timed by itself, and
-    what fell into a slow time of the machine was slow altogether."""
+    what fell into a slow time of the machine was slow as a whole."""
     clock = Clock(start, start + 0.3)
-    monkeypatch.setattr(timing.EagerRunner, "sample", lambda self, calls: clock.sample(self, calls))
+    monkeypatch.setattr(runners.EagerRunner, "sample", lambda self, calls: clock.sample(self, calls))
     fake = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.now)
     monkeypatch.setattr(timing, "time", fake)
+    monkeypatch.setattr(hardware, "time", fake)
     found = plan(24, 16, 64, seconds=0.1)
     assert len(found) > 8
     for choice in found:
@@ -138,9 +138,8 @@ def test_what_does_not_fit_at_once_is_timed_in_parts(monkeypatch):
         loops.append(sorted(runners))
         return interleave(runners, **options)
 
-    module = sys.modules["fastff.bench.measure"]  # the package has a function of that name
-    monkeypatch.setattr(module, "interleave", count)
-    monkeypatch.setattr(module, "free_memory", lambda device: 60_000)
+    monkeypatch.setattr(measuring, "interleave", count)
+    monkeypatch.setattr(measuring, "free_memory", lambda device: 60_000)
     found = plan(24, 16, 64, seconds=0.02, deeper=0)
     assert len(loops) > 1
     assert all("FF" in loop for loop in loops)  # the dense layer is in each of them
@@ -160,7 +159,7 @@ def test_one_is_recommended_and_told_why():
 
 
 def test_what_does_not_fit_the_memory_says_so(monkeypatch):
-    monkeypatch.setattr("fastff.bench.case.free_memory", lambda device: 10)
+    monkeypatch.setattr("fastff.bench.hardware.free_memory", lambda device: 10)
     found = plan(24, 16, 64, latency_us=1e9, deeper=0)
     assert all(c.time_us is None and not c.fits and "the layer needs" in c.note for c in found)
 
@@ -171,7 +170,7 @@ def test_what_does_not_fit_the_memory_says_so(monkeypatch):
         ({"latency_us": 0}, "latency_us must be positive; got 0"),
         ({"speedup": -1.0}, "speedup must be positive; got -1.0"),
         ({"regions": 0}, "regions must be positive; got 0"),
-        ({"speedup": 2.0, "timed": False}, "has to be measured"),
+        ({"speedup": 2.0, "timed": False}, "have to be measured; got timed=False"),
         ({"width": 0}, "width must be at least 1; got 0"),
         ({"batch": 0}, "batch must be at least 1; got 0"),
         ({"dtype": "int8"}, "dtype must be one of"),

@@ -1,4 +1,4 @@
-"""The paper's user manual as a function: which leaf width and depth to replace a feedforward layer of width w with.
+"""The paper's user manual as a function: the leaf width and depth that replace a feedforward layer of width w.
 
 Case 1, "I want faster inference": choose a leaf width l << w that fits the budget, then depths d >= log2(w / l).
 Case 2, "I want a partition of the input space": choose d with 2**d regions, then leaf widths l >= w 2**-d.
@@ -6,7 +6,7 @@ Case 2, "I want a partition of the input space": choose d with 2**d regions, the
     plan(768, 768, 3072, latency_us=20)
     plan(768, 768, 3072, regions=64)
 
-The sizes are the paper's arithmetic; the times are measured here, on the layer as it is called, beside the dense layer.
+The sizes are the paper's arithmetic. The times are measured on this machine, in turn with the dense layer.
 """
 
 import math
@@ -17,14 +17,16 @@ import torch
 
 from ..baselines import FF
 from ..checks import check_int
-from . import Case, Measurement, together
-from .case import lack_of_memory, lacking
+from .case import Case, lacking
+from .hardware import lack_of_memory
+from .measuring import together
 from .models import seconds_of, working_bytes
+from .results import Measurement
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to build the layer. Sizes in neurons, as in the paper."""
+    """One way to build the layer. Sizes are in neurons, as in the paper."""
 
     leaf_width: int
     depth: int
@@ -36,8 +38,8 @@ class Choice:
     time_us: float | None = None  # the median of a call
     p20_us: float | None = None
     p80_us: float | None = None
-    dense_us: float | None = None  # of the dense layer of width w, timed in turn with this one
-    speedup: float | None = None  # over it, by the p20 of both: other processes only ever add time
+    dense_us: float | None = None  # the dense layer of width w, timed in turn with this one
+    speedup: float | None = None  # over the dense layer, by the p20 of both: other processes only ever add time
     other_load: float | None = None  # cores that other processes kept busy meanwhile
     fits: bool | None = None  # None without a budget
     note: str = ""  # why it was not measured
@@ -62,27 +64,29 @@ def plan(
     seconds: float = 0.1,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Choice]:
-    """The choices for a layer in place of a dense one of this width, best first.
+    """The sizes of an FFF that can replace a dense layer of this width, best first.
 
     Args:
-        latency_us: a call on the batch may take so many microseconds.
-        speedup: it must be so many times faster than the dense layer.
-        neurons: its inference size, depth * node_width + leaf_width, may be so large.
-        regions: Case 2, at least so many leaves.
-        deeper: in Case 1, so many levels beyond those that the width asks for.
-        timed: whether to measure; a latency or a speed-up asks for it.
-        seconds: about what the timing of one choice takes. All are timed in turn, with the dense layer among them.
-        progress: is told how many choices of how many are built and checked.
+        latency_us: the longest time of a call on the batch, in microseconds.
+        speedup: the least speed-up over the dense layer.
+        neurons: the largest inference size, depth * node_width + leaf_width.
+        regions: Case 2: the least number of leaves.
+        deeper: Case 1: the number of levels to try beyond those that the width needs.
+        timed: whether to measure; a latency or a speed-up needs it.
+        seconds: about the time spent on each choice. All are timed in turn, together with the dense layer.
+        progress: called as progress(done, total) after each choice is built and checked.
 
-    Several budgets hold together. Of what fits, the widest leaf is first: it has the most to answer with, and a leaf
-    that is too narrow for its region is what costs accuracy. What does not fit follows, the nearest first.
+    A choice fits if it meets all budgets. Those that fit come first, the widest leaf before the others, because a leaf
+    that is too narrow for its region costs accuracy. The rest follows, the nearest to the budget first.
     """
     check_int("width", width, 1)
     for name, value in {"latency_us": latency_us, "speedup": speedup, "neurons": neurons, "regions": regions}.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be positive; got {value}.")
     if (latency_us is not None or speedup is not None) and not timed:
-        raise ValueError("a latency or a speed-up has to be measured. Leave timed=True, or give neurons.")
+        raise ValueError(
+            "latency_us and speedup have to be measured; got timed=False. Leave timed=True, or give neurons."
+        )
     cases = [
         Case(in_features, out_features, leaf_width, depth, batch, dtype, device, node_width, activation)
         for leaf_width, depth in sizes(width, regions, deeper)
@@ -107,7 +111,7 @@ def plan(
         for case in cases
     ]
     if dense:
-        # A size over the budget of neurons cannot fit it, whatever its time: of these the nearest alone is measured.
+        # A size over the budget of neurons cannot fit it, whatever its time: only the nearest of them is measured.
         most = max(neurons or math.inf, min(choice.inference_size for choice in choices))
         measured = [i for i, choice in enumerate(choices) if choice.inference_size <= most]
         found = together([cases[i] for i in measured], dense, seconds=seconds, progress=progress)
@@ -123,8 +127,8 @@ def plan(
 
 
 def recommend(choices: list[Choice], regions: int | None = None) -> tuple[Choice, str]:
-    """One of the choices of a plan, and why that one. `MemoryError` if none of them can be measured."""
-    if any(choice.note for choice in choices):  # those that could be built
+    """The choice to take, and why. Raises `MemoryError` if no choice can be measured."""
+    if any(choice.note for choice in choices):  # some could not be built
         built = [choice for choice in choices if choice.time_us is not None]
         if not built:
             raise MemoryError(f"no layer can be measured here: {choices[0].note}. Choose a smaller width or batch.")
@@ -142,7 +146,7 @@ def recommend(choices: list[Choice], regions: int | None = None) -> tuple[Choice
 
 
 def sizes(width: int, regions: int | None = None, deeper: int = 1) -> list[tuple[int, int]]:
-    """The (leaf_width, depth) pairs to look at.
+    """The (leaf_width, depth) pairs to consider.
 
     Case 1: for every depth the narrowest leaf with 2**depth * leaf_width >= width, and that leaf in deeper trees.
     Case 2: the least depth with enough leaves; the narrowest leaf for the width, and wider ones.
@@ -185,7 +189,7 @@ def rank(
 
 
 def _lack_of_dense(case: Case, width: int) -> str:
-    """Why there is no memory for the dense layer, an input, an output and hidden layers; nothing if there is."""
+    """Why the dense layer, with an input, an output and hidden layers, does not fit into memory; empty if it does."""
     whole = replace(case, leaf_width=width, depth=0)
     values = case.batch * (case.in_features + case.out_features) * case.itemsize
     return lack_of_memory(whole.parameter_bytes + values + working_bytes(whole, "FF"), case.device)
@@ -204,7 +208,7 @@ def _dense(case: Case, width: int) -> FF:
 
 
 def _timed(choice: Choice, found: Measurement) -> Choice:
-    """With its times, or why they are missing."""
+    """The choice with its times, or with a note that says why they are missing."""
     dense, layer = found.results
     times = layer.times
     if times is None:
