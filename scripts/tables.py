@@ -65,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         stale += 1
         if options.check:
-            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, "results/", n=0))
+            sys.stdout.writelines(
+                difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, "results/", n=0)
+            )
         else:
             page.write_text(new, encoding="utf-8")
             print(f"{name} rewritten")

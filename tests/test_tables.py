@@ -40,7 +40,9 @@ def test_a_changed_number_is_found_and_mended(tables, tmp_path, monkeypatch, cap
     assert tables.main(["--check"]) == 0
 
 
-@pytest.mark.parametrize("text", ["<!-- table: speed -->\nno end\n", "<!-- end -->\n", "<!-- table: x -->\n<!-- end -->\n"])
+@pytest.mark.parametrize(
+    "text", ["<!-- table: speed -->\nno end\n", "<!-- end -->\n", "<!-- table: x -->\n<!-- end -->\n"]
+)
 def test_marks_that_cannot_be_filled_are_named(tables, text):
     with pytest.raises(SystemExit, match=r"page.md: (every|there is no table)"):
         tables.filled(text, "page.md")
