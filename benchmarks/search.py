@@ -1,8 +1,8 @@
 """Train rows of results/search.csv again, and print the new numbers beside the stored ones.
 
-Each row is one setting of a search that chose a recipe: its `settings` are those of `fastff_reproduce.settings` that
-differ from the defaults, and its numbers are means over `seeds`. A row with G_A is trained as in Table 1 or 2 for test
-accuracy; a row with M_A alone for training accuracy; a row with both twice, for M_A without weight decay.
+Each row is one setting of a search that chose a recipe. `settings` holds the values that differ from the defaults of
+`fastff_reproduce.settings`; the numbers are means over `seeds`. A row with G_A is trained for test accuracy, a row with
+M_A for training accuracy and without weight decay, a row with both twice.
 
     python benchmarks/search.py --list --dataset mnist       # the rows, with their numbers
     python benchmarks/search.py --rows 120-125 --device cuda

@@ -14,6 +14,7 @@ The text between the two lines is replaced. Each table is a function of rows in 
 
 import argparse
 import difflib
+import functools
 import re
 import sys
 from pathlib import Path
@@ -33,6 +34,11 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
+@functools.cache
+def made(name: str) -> str:
+    return TABLES[name]()
+
+
 def filled(text: str, where: str) -> str:
     """The text of a page with its tables made anew."""
 
@@ -40,7 +46,7 @@ def filled(text: str, where: str) -> str:
         name = place["name"]
         if name not in TABLES:
             raise SystemExit(f"{where}: there is no table {name!r}; choose from {', '.join(TABLES)}.")
-        return f"<!-- table: {name} -->\n\n{TABLES[name]()}\n\n<!-- end -->"
+        return f"<!-- table: {name} -->\n{made(name)}\n<!-- end -->"
 
     places = len(PLACE.findall(text))
     if len(MARK.findall(text)) != 2 * places:
@@ -54,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--print", metavar="NAME", choices=TABLES, help="print one table")
     options = parser.parse_args(arguments)
     if options.print:
-        print(TABLES[options.print]())
+        print(made(options.print))
         return 0
     stale = 0
     for page in pages():

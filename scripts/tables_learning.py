@@ -33,7 +33,14 @@ def stored() -> dict[str, Row]:
 def trained(experiment: str, recipe: str = "fastff", seeds: int = 10) -> list[tuple[Case, Row]]:
     """The stored trainings of an experiment, in its order."""
     cases = EXPERIMENTS[experiment].cases(recipes=[recipe], seeds=range(seeds))
-    return [(case, stored()[case.key]) for case in cases if case.key in stored()]
+    found = [(case, stored()[case.key]) for case in cases if case.key in stored()]
+    for model in dict.fromkeys(case.model for case in cases):
+        if all(case.model != model for case, _ in found):
+            raise LookupError(
+                f"results/learning.csv has no {model} of {experiment} with today's settings of recipe {recipe}. "
+                "Train it again, or rename the settings in the file as in the package."
+            )
+    return found
 
 
 def cell(experiment: str, column: str, recipe: str = "fastff", **place: object) -> float | None:
@@ -76,9 +83,9 @@ def accuracy() -> str:
     body = []
     for leaf in (*LEAVES, 0):
         model, width = ("FFF", leaf) if leaf else ("FF", 128)
-        neurons = str(leaf + (128 // leaf).bit_length() - 1) if leaf else "128"
+        neurons = leaf + (128 // leaf).bit_length() - 1 if leaf else 128
         cells = [beside(name, model, 128, width, "G_A", "fastff", "table1") for name in TABLE1]
-        body.append([str(leaf) if leaf else "dense layer", neurons, *cells])
+        body.append([str(leaf) if leaf else "dense", f"{neurons} of 128", *cells])
     return table(["leaf width", "neurons used", *TABLE1.values()], body)
 
 

@@ -22,15 +22,15 @@ def test_no_table_has_drifted_from_its_rows(tables, capsys):
 
 
 def test_every_table_can_be_made(tables):
-    for name, make in tables.TABLES.items():
-        header, rule, *body = make().splitlines()
+    for name in tables.TABLES:
+        header, rule, *body = tables.made(name).splitlines()
         assert body, name
         assert len({line.count("|") for line in (header, rule, *body)}) == 1, name
 
 
 def test_a_changed_number_is_found_and_mended(tables, tmp_path, monkeypatch, capsys):
     page = tmp_path / "README.md"
-    text = f"# Title\n\n<!-- table: speed-cpu -->\n\n{tables.TABLES['speed-cpu']()}\n\n<!-- end -->\n\nText.\n"
+    text = f"# Title\n\n<!-- table: speed-cpu -->\n{tables.made('speed-cpu')}\n<!-- end -->\n\nText.\n"
     page.write_text(text.replace("10.5x", "11.5x"))
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     assert tables.main(["--check"]) == 1
