@@ -25,7 +25,7 @@ python_maximum_signature_line_length = 80
 def paragraphs(app, what, name, obj, options, lines):
     """Docstrings are plain text, not reStructuredText: `2**depth` and `freeze_tree_` mean themselves.
 
-    An indented paragraph is code; `Args:` is followed by "name: description" entries, 4 columns in.
+    An indented paragraph is code. `Args:` and `Rarely changed:` precede "name: description" entries, 4 columns in.
     """
     blocks = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
     lines[:] = "\n\n".join(map(block_to_rst, blocks)).splitlines() if blocks != [""] else []
@@ -34,9 +34,11 @@ def paragraphs(app, what, name, obj, options, lines):
 def block_to_rst(block: str) -> str:
     if block.startswith("    "):
         return "::\n\n" + block
-    if block.startswith("Args:"):
-        entries = re.split(r"\n {4}(?=\w+: )", block.removeprefix("Args:"))
-        return "\n".join(f":param {name}: {text}" for name, text in map(entry, entries) if name)
+    if group := re.match(r"(Args|Rarely changed):\n", block):
+        entries = re.split(r"\n {4}(?=\w[\w, ]*: )", block[group.end() - 1 :])
+        # Sphinx takes the first of several words for a type: names are joined without a blank.
+        fields = [f":param {name.replace(' ', '')}: {text}" for name, text in map(entry, entries) if name]
+        return "\n".join([*([] if group[1] == "Args" else [f"{group[1]}:", ""]), *fields])
     return escape(block)
 
 

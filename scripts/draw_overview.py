@@ -1,7 +1,7 @@
-"""The picture of the README: speed-up over depth, beside the accuracy that it costs. Made from results/*.csv.
+"""The pictures of the README: speed-up over depth, and the accuracy that it costs. Made from results/*.csv.
 
-python scripts/draw_overview.py         # writes docs/pictures/overview.svg
-python scripts/draw_overview.py --check # exits 1 if the committed picture is out of date
+python scripts/draw_overview.py         # writes docs/pictures/speed.svg and accuracy.svg
+python scripts/draw_overview.py --check # exits 1 if the committed pictures are out of date
 """
 
 import csv
@@ -13,7 +13,7 @@ from pathlib import Path
 from svg import Picture
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "docs" / "pictures" / "overview.svg"
+FOLDER = ROOT / "docs" / "pictures"
 CPU, GPU = "Intel(R) Xeon(R) Processor", "NVIDIA H200"
 LIGHT = {"cpu1": "#8250df", "cpu": "#0969da", "gpu": "#1a7f37", "ours": "#0969da", "paper": "#b6bec7"}
 DARK = {"cpu1": "#bc8cff", "cpu": "#58a6ff", "gpu": "#3fb950", "ours": "#58a6ff", "paper": "#596472"}
@@ -48,7 +48,8 @@ def accuracy(dataset: str, model: str, width: int, leaf_width: int) -> float:
     return statistics.mean(found)
 
 
-def draw_speed(picture: Picture) -> None:
+def draw_speed() -> Picture:
+    picture = Picture(440, 350, "Speed-up over the dense layer by depth", LIGHT, DARK, shown=362)
     left, right, top, bottom = 62, 420, 62, 300
     lines = [
         ("CPU, batch 1", "cpu1", speedups(CPU, 1, "regimes")),
@@ -81,19 +82,21 @@ def draw_speed(picture: Picture) -> None:
         picture.text(x, bottom + 36, words, "small end" if depth == 15 else "small middle")
     picture.text(20, bottom + 36, "neurons", "small")
     picture.text(20, bottom + 18, "depth", "small")
+    return picture
 
 
-def draw_accuracy(picture: Picture) -> None:
-    left, scale, top = 590, 17.5, 70
-    picture.text(465, 30, "Accuracy that it costs", "title")
-    picture.text(465, 48, "percentage points behind the dense layer of the training width", "small")
+def draw_accuracy() -> Picture:
+    picture = Picture(440, 350, "Accuracy behind the dense layer of the training width", LIGHT, DARK, shown=362)
+    left, scale, top = 145, 17.5, 70
+    picture.text(20, 30, "Accuracy that it costs", "title")
+    picture.text(20, 48, "percentage points behind the dense layer of the training width", "small")
     for index, (dataset, (width, leaf_width)) in enumerate(SIZES.items()):
         y = top + index * 59
         tree = accuracy(dataset, "FFF", width, leaf_width)
         dense = accuracy(dataset, "FF", width, width)
         depth = (width // leaf_width).bit_length() - 1
-        picture.text(465, y + 14, NAMES[dataset], "bold")
-        picture.text(465, y + 31, f"{depth + leaf_width} of {width:,} neurons", "small")
+        picture.text(20, y + 14, NAMES[dataset], "bold")
+        picture.text(20, y + 31, f"{depth + leaf_width} of {width:,} neurons", "small")
         for shift, colour, ours, theirs in ((0, "ours", tree, dense), (19, "paper", *PAPER[dataset])):
             gap = theirs - ours
             bar = f'x="{left}" y="{y + shift}" width="{scale * gap:.1f}" height="16" rx="2"'
@@ -103,21 +106,15 @@ def draw_accuracy(picture: Picture) -> None:
                 words += f'<tspan class="small plain" dx="6">{ours:.1f} % against {theirs:.1f} %</tspan>'
             picture.text(left + scale * gap + 6, y + shift + 12.5, words, kind)
     y = top + 4 * 59 + 3
-    for x, colour, words in ((465, "ours", "fastff, mean of ten seeds"), (655, "paper", "the paper, best run")):
+    for x, colour, words in ((20, "ours", "fastff, mean of ten seeds"), (210, "paper", "the paper, best run")):
         picture.add(f'<rect x="{x}" y="{y - 10}" width="11" height="11" rx="2" fill="var(--{colour})"/>')
         picture.text(x + 17, y, words, "small")
-
-
-def draw() -> Picture:
-    picture = Picture(880, 350, "Speed-up over a dense layer by depth, and the accuracy that it costs", LIGHT, DARK)
-    draw_speed(picture)
-    draw_accuracy(picture)
     return picture
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv:
-        if FILE.read_text() != str(draw()):
-            sys.exit(f"{FILE.relative_to(ROOT)} is out of date: run python scripts/draw_overview.py")
-    else:
-        draw().save(FILE)
+    for path, picture in ((FOLDER / "speed.svg", draw_speed()), (FOLDER / "accuracy.svg", draw_accuracy())):
+        if "--check" not in sys.argv:
+            picture.save(path)
+        elif path.read_text() != str(picture):
+            sys.exit(f"{path.relative_to(ROOT)} is out of date: run python scripts/draw_overview.py")

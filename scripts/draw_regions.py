@@ -1,6 +1,6 @@
-"""The picture of the quickstart: a trained tree, and the regions of the input plane that its leaves own.
+"""The pictures of the quickstart: a trained tree, and the regions of the input plane that its leaves own.
 
-python scripts/draw_regions.py      # trains for a few seconds, writes docs/pictures/regions.svg
+python scripts/draw_regions.py      # trains for a few seconds, writes docs/pictures/tree.svg and regions.svg
 """
 
 import math
@@ -12,7 +12,7 @@ from svg import Picture
 
 import fastff
 
-FILE = Path(__file__).parent.parent / "docs" / "pictures" / "regions.svg"
+FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
 DEPTH, LEAF_WIDTH, EDGE = 3, 8, 2.2
 LIGHT_LEAVES = ("cfe8ff", "a5d4ff", "c9f0d4", "94dcae", "ffe7b3", "ffd073", "f5d0f5", "e5a7e8")
 DARK_LEAVES = ("12395c", "1d5687", "164429", "22693f", "54400c", "7d6014", "4d2450", "75377a")
@@ -70,7 +70,8 @@ def regions(layer: fastff.FFF) -> list[Polygon]:
     return level
 
 
-def draw_tree(picture: Picture, layer: fastff.FFF, x: torch.Tensor, route: int) -> None:
+def draw_tree(layer: fastff.FFF, x: torch.Tensor, route: int) -> Picture:
+    picture = Picture(440, 385, "A trained tree of depth 3", LIGHT, DARK, shown=404)
     share = torch.bincount(layer.route(x), minlength=2**DEPTH) / len(x)
     picture.text(20, 30, "The tree", "title")
     picture.text(20, 48, f"{2**DEPTH - 1} nodes decide, {2**DEPTH} leaves of {LEAF_WIDTH} neurons answer", "small")
@@ -108,10 +109,12 @@ def draw_tree(picture: Picture, layer: fastff.FFF, x: torch.Tensor, route: int) 
         f"{layer.inference_size} of {layer.training_size} neurons. Below each leaf: its share of the data.",
         "small",
     )
+    return picture
 
 
-def draw_plane(picture: Picture, layer: fastff.FFF, x: torch.Tensor, label: torch.Tensor, shown: int) -> None:
-    left, top, side = 470, 64, 300
+def draw_plane(layer: fastff.FFF, x: torch.Tensor, label: torch.Tensor, shown: int) -> Picture:
+    picture = Picture(340, 385, "The regions of its eight leaves", LIGHT, DARK, shown=312)
+    left, top, side = 20, 64, 300
 
     def place(a: float, b: float) -> tuple[float, float]:
         return left + side * (a + EDGE) / (2 * EDGE), top + side * (EDGE - b) / (2 * EDGE)
@@ -130,13 +133,12 @@ def draw_plane(picture: Picture, layer: fastff.FFF, x: torch.Tensor, label: torc
         picture.add(f'<text x="{a:.1f}" y="{b:.1f}" class="bold middle halo" stroke="var(--leaf{leaf})">{leaf}</text>')
     a, b = place(*x[shown].tolist())
     picture.add(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="7" fill="none" stroke="var(--path)" stroke-width="3"/>')
+    return picture
 
 
 if __name__ == "__main__":
     layer, x, label = train()
     distance = (layer.node_logits(x) / layer.node_weight.norm(dim=-1)).abs().amin(-1)
     shown = int(distance.argmax())  # far from every boundary
-    picture = Picture(790, 385, "A trained tree of depth 3, and the regions of its eight leaves", LIGHT, DARK)
-    draw_tree(picture, layer, x, int(layer.route(x[shown])))
-    draw_plane(picture, layer, x, label, shown)
-    picture.save(FILE)
+    draw_tree(layer, x, int(layer.route(x[shown]))).save(FOLDER / "tree.svg")
+    draw_plane(layer, x, label, shown).save(FOLDER / "regions.svg")

@@ -21,13 +21,16 @@ DARK = {"card": "#161b22", "ink": "#e6edf3", "soft": "#9aa4ae", "grid": "#30363d
 class Picture:
     """Collects elements and writes them into one file.
 
-    `light` and `dark` name further colours: each becomes a CSS variable, to be used as `var(--name)`.
+    `light` and `dark` name further colours: each becomes a CSS variable, to be used as `var(--name)`. `shown` is the
+    width on a page: two pictures stand side by side there, and below each other on a phone.
     """
 
-    def __init__(self, width: int, height: int, title: str, light: dict[str, str], dark: dict[str, str]) -> None:
-        self.width, self.height = width, height
+    def __init__(
+        self, width: int, height: int, title: str, light: dict[str, str], dark: dict[str, str], shown: int
+    ) -> None:
+        size = f'width="{shown}" height="{round(height * shown / width)}" viewBox="0 0 {width} {height}"'
         self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{title}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{title}">',
             "<style>",
             f":root {{ {_variables(LIGHT | light)} }}",
             f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK | dark)} }} }}{STYLE}</style>",
