@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .backends import select
 from .backends.reference import one_hot
-from .batches import batches, check_reached, evaluating, feed, watching
+from .batches import batches, check_reached, evaluation_mode, feed, watch_inputs
 from .layer import FFF, fff_layers
 from .training.losses import last_logits
 from .tree import sum_below
@@ -61,7 +61,7 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
         total[name] = total[name] + part if name in total else part
 
     found = fff_layers(model)
-    with evaluating(model), watching(found, see):
+    with evaluation_mode(model), watch_inputs(found, see):
         for batch in batches(data):
             feed(model, batch)
     check_reached(found, {name: part.samples for name, part in total.items()})

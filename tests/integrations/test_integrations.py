@@ -363,10 +363,10 @@ def test_callbacks_take_fresh(library, fresh):
     """FFFCallback(data, reset_trees=False) raised a TypeError: it passed fresh itself."""
     model = Tiny()
     tree = model.fff.node_weight.detach().clone()
-    companion = library.FFFCallback({"x": samples()[0]}, reset_trees=fresh).companion
-    companion.begin(model, 4)
+    driver = library.FFFCallback({"x": samples()[0]}, reset_trees=fresh).driver
+    driver.begin(model, 4)
     assert torch.equal(tree, model.fff.node_weight) == (fresh is False)
     tree = model.fff.node_weight.detach().clone()
-    companion.begin(model, 4, done=2)  # resumed: whatever was asked for at the start, it has happened
+    driver.begin(model, 4, done=2)  # resumed: whatever was asked for at the start, it has happened
     assert torch.equal(tree, model.fff.node_weight)
-    companion.end()
+    driver.end()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import tree as heap
 from ..backends.reference import node_logit
-from ..batches import Enough, evaluating, feed, reached, watching
+from ..batches import StopForward, evaluation_mode, feed, read_until, watch_inputs
 from ..checks import check_int, check_number
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers
@@ -51,8 +51,8 @@ def place_trees(
     model: nn.Module, data: Any, found: dict[str, FFF], logit_std: float = 1.0, samples: int = 16384
 ) -> None:
     """As initialize_tree_, for some layers of a model. An error leaves those placed that came before."""
-    with evaluating(model):
-        names, kept = reached(model, data, samples, found)
+    with evaluation_mode(model):
+        names, kept = read_until(model, data, samples, found)
         for name in names:
             inputs = _inputs(model, name, found[name], kept)[:samples]
             check_finite(name, inputs)
@@ -66,11 +66,11 @@ def _inputs(model: nn.Module, name: str, layer: FFF, kept: list[Any]) -> Tensor:
 
     def take(_: str, layer: FFF, x: Tensor) -> None:
         inputs.append(x.to(layer.node_weight.dtype))
-        raise Enough
+        raise StopForward
 
-    with watching({name: layer}, take):
+    with watch_inputs({name: layer}, take):
         for batch in kept:
-            with suppress(Enough):
+            with suppress(StopForward):
                 feed(model, batch)
     return torch.cat(inputs)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import batches, check_reached, evaluating, feed, watching
+from ..batches import batches, check_reached, evaluation_mode, feed, watch_inputs
 from ..checks import check_int, check_number, check_share
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers
@@ -60,7 +60,7 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
     """As rebalance_, in at most `passes` passes; returns what they took."""
     found, cost = fff_layers(model), Cost()
     left, first = found, None
-    with all_or_nothing(biases(model)), evaluating(model):
+    with all_or_nothing(biases(model)), evaluation_mode(model):
         for _ in range(len(found) if passes is None else passes):
             moved = set()
             for group in _groups(left, samples):
@@ -82,7 +82,7 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
 def expected(model: nn.Module, data: Any, samples: int = SAMPLES) -> Cost:
     """What one pass will take, judged by the first batch and the number of batches, if that is known."""
     found, source = fff_layers(model), batches(data)
-    with evaluating(model), torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
+    with evaluation_mode(model), torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
         one = _Pass(model, found, {}, islice(source, 1), 1)
     forwards = math.ceil(samples / max(min(one.counts.get(name, 0) for name in found), 1))
     with suppress(TypeError):  # an iterable of unknown length
@@ -156,7 +156,7 @@ class _Pass:
                 check_finite(name, x)
                 self._logits[name].append(layer.node_logits(x))
 
-        with watching(watched, see):
+        with watch_inputs(watched, see):
             for batch in source:
                 feed(model, batch)
                 self.kept.append(batch)
