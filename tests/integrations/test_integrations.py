@@ -348,7 +348,7 @@ def test_lightning_errors(tmp_path):
     with pytest.raises(RuntimeError, match=r"without the losses of the FFF layers\. In manual optimisation"):
         fit(module, tmp_path, with_lightning.FFFCallback())
     assert not module.fff._forward_pre_hooks
-    with pytest.raises(ValueError, match=r"no last step known: pass FFFCallback\(data, steps="):
+    with pytest.raises(ValueError, match=r"the number of training steps is not known. Pass FFFCallback\(data, steps="):
         fit(Module(), tmp_path, with_lightning.FFFCallback(), max_epochs=-1)
     module = Module()
     module.fff = nn.Linear(8, 3)

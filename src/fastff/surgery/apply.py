@@ -56,7 +56,7 @@ def commit(edits: list[Edit]) -> None:
 
 
 def remember(model: nn.Module, specification: Specification) -> list[Edit]:
-    """Record the specification on the model, after those of earlier surgeries."""
+    """Add the specification to the history of the model."""
     edits = [Edit(model, HISTORY, [*(getattr(model, HISTORY, None) or []), *copy.deepcopy(specification)])]
     if hasattr(type(model), "save_pretrained"):
         edits.append(Edit(model, "save_pretrained", SaveGuard(model)))
