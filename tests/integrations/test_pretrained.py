@@ -190,7 +190,7 @@ def test_a_class_of_ones_own(tmp_path):
     loaded = from_pretrained(tmp_path, GPT2LMHeadModel)
     assert type(loaded) is GPT2LMHeadModel
     assert_same(loaded, model)
-    told = r"does not fit AutoModel: it is of \['.*GPT2LMHeadModel'\]. Pass that class.* has no 'transformer.h.0.mlp"
+    told = r"does not fit AutoModel: it has \['.*GPT2LMHeadModel'\]. Pass that class.* has no 'transformer.h.0.mlp"
     with pytest.raises(ValueError, match=told):
         from_pretrained(tmp_path, transformers.AutoModel)  # without the head all names are others
 

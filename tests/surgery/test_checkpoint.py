@@ -364,7 +364,7 @@ def test_a_header_with_one_name_twice(tmp_path):
     entry = json.dumps({name: json.loads(header)[name]})[1:-1]
     header = header[:-1] + f",{entry}}}".encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
-    with pytest.raises(ValueError, match=rf"in its header the name '{name}' stands twice"):
+    with pytest.raises(ValueError, match=rf"in its header the name '{name}' occurs twice"):
         fastff.load_(encoder(), tmp_path)
 
 
@@ -376,7 +376,7 @@ def test_a_compiled_model_is_saved_or_told_how(tmp_path):
     fastff.save(model, tmp_path)
     assert is_in(tmp_path, model)
     with pytest.raises(
-        ValueError, match=r"what torch.compile returned.* Pass the model that you compiled: compiled._or"
+        ValueError, match=r"the result of torch.compile.* Pass the model that you compiled: compiled._or"
     ):
         fastff.save(torch.compile(model), tmp_path)
     model.layers[0].norm1 = torch.compile(nn.LayerNorm(16))

@@ -80,7 +80,7 @@ def test_a_fresh_model_with_another_function_is_refused(tmp_path):
     fastff.load_(same, tmp_path)
     with torch.no_grad():
         assert torch.equal(same(VECTORS), model(VECTORS))
-    with pytest.raises(ValueError, match=r"activation of 0 was differs from the function at '0.act'"):
+    with pytest.raises(ValueError, match=r"saved activation of 0 differs from the function at '0.act'"):
         fastff.load_(other, tmp_path)
     assert isinstance(other[0], Feedforward)
     model[0].activation = elu(0.51)  # by hand, and so not in a model that is built as this one was
@@ -100,7 +100,7 @@ def test_save_pretrained_keeps_the_activation_or_refuses(tmp_path):
     assert [m.activation == "relu" for m in loaded.modules() if isinstance(m, fastff.FFF)] == [True, False]
     assert torch.equal(outputs(loaded), outputs(model))
     layer.activation = lambda x: quick(x) * 1.001
-    with pytest.raises(ValueError, match=r"(?s)would not load again.*was differs from the function at"):
+    with pytest.raises(ValueError, match=r"(?s)would not load again.*differs from the function at"):
         save_pretrained(model, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -147,7 +147,7 @@ def test_a_part_of_an_operated_model_is_told_of(tmp_path):
     """The surgery is remembered by the model that it was done on, which its parts do not know."""
     whole = nn.Sequential(nn.Sequential(Feedforward()))
     fastff.replace_(whole, depth=2)
-    told = "has FFF layers ({}), but no surgery on it is known. If it is a part"
+    told = "has FFF layers ({}), but replace_ and apply_ were not called on it. If they"
     for part, name in ((whole[0], "0"), (whole[0][0], "the model itself")):
         with pytest.raises(ValueError, match=re.escape(told.format(name))):
             fastff.save(part, tmp_path / "it")
@@ -221,7 +221,7 @@ def test_quantised_tensors_are_named(tmp_path):
     model = operated("bert")
     model.classifier.weight = nn.Parameter(Quantized(model.classifier.weight.detach()), requires_grad=False)
     told = (
-        r"classifier.weight is a Quantized, a quantised .* Save the model before it is quantised, and quantise it again"
+        r"classifier.weight is a Quantized, a quantised .* Save the model before quantising it, and quantise it again"
     )
     for save in (fastff.save, save_pretrained):
         with pytest.raises(TypeError, match=told):

@@ -73,8 +73,8 @@ def note_of(model: nn.Module) -> dict[str, Any]:
     if not specification and layers:
         raise ValueError(
             f"{type(model).__name__} has FFF layers ({_some(layers)}), but replace_ and apply_ were not called on it. "
-            "If they were called on a larger model, save that one. If the model's own code creates the layers, save "
-            "model.state_dict()."
+            "If they were called on a larger model, save that one, or call replace_ on this part. If the model's own "
+            "code creates the layers, save model.state_dict()."
         )
     if not specification:
         raise ValueError(
