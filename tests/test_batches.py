@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import fastff
-from fastff.batches import batches, evaluating, feed, watching
+from fastff.batches import batches, evaluation_mode, feed, watch_inputs
 from helpers import make, two_layers
 
 
@@ -54,7 +54,7 @@ def test_modes_come_back_after_an_error():
     model = two_layers()
     model[0].eval()
     seen = []
-    with pytest.raises(KeyError), evaluating(model):
+    with pytest.raises(KeyError), evaluation_mode(model):
         seen.append(model[2].training) or {}["missing"]
     assert seen == [False]
     assert [module.training for module in model] == [False, True, True]
@@ -68,7 +68,7 @@ def test_watching_a_compiled_model():
     compiled(x)
     compiled.eval()(x)
     seen = []
-    with evaluating(compiled), watching({"": model}, lambda name, layer, inputs: seen.append(inputs)):
+    with evaluation_mode(compiled), watch_inputs({"": model}, lambda name, layer, inputs: seen.append(inputs)):
         compiled(x)
     assert torch.equal(seen[0], x.reshape(6, 5))
     assert not model._forward_pre_hooks

@@ -26,7 +26,7 @@ def test_a_layer_that_no_data_reaches_is_an_error():
     model = nn.Sequential(make(5, 6, depth=2))
     model.unused = make(6, 3, depth=1)
     model.forward = lambda x: model[0](x)
-    with pytest.raises(ValueError, match=r"reaches the FFF layers \['unused'\]"):
+    with pytest.raises(ValueError, match=r"reaches the layers \['unused'\]"):
         fastff.usage(model, torch.randn(4, 5, dtype=torch.float64))
     with pytest.raises(ValueError, match="no sample"):
         fastff.usage(model, iter([]))

@@ -1,14 +1,17 @@
-"""Run data through a model and see what reaches its FFF layers.
+"""Run data through a model and watch what reaches its layers.
 
-`data` is a batch or something that yields batches. A batch is a tensor, a mapping (passed as keywords), or a tuple or
-list whose first element is the input, as data sets yield (input, target). A DataLoader or any other iterable yields
-batches.
+`data` is a batch, or an iterable that yields batches, such as a DataLoader. A batch is a tensor, a mapping (passed as
+keyword arguments), or a tuple or list whose first element is the input, as data sets yield (input, target).
+
+    with evaluation_mode(model), watch_inputs(fff_layers(model), see):
+        for batch in batches(data):
+            feed(model, batch)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from .interrupts import guarded
 from .layer import FFF
 from .switches import eager
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def batches(data: Any) -> Iterable[Any]:
@@ -32,7 +37,7 @@ def batches(data: Any) -> Iterable[Any]:
 
 
 def check_kind(data: Any) -> None:
-    """Raise for arrays and texts, for lists of them, and for a batch of them by name: no inputs of a model of torch."""
+    """Raise for arrays and strings, alone, in a list or in a mapping: a torch model takes tensors."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             kind = type(value[0] if isinstance(value, list) and value else value)
@@ -56,13 +61,12 @@ def check_kind(data: Any) -> None:
 
 
 def _holds_batches(data: list[Any]) -> bool:
-    """Whether a list is a list of batches, and not a batch [input, target] as a DataLoader yields it.
+    """Whether a list holds batches, and is not one batch [input, target] as a DataLoader yields it.
 
-    It is if its elements are batches of several parts, or inputs of one kind: floating point and of the same shape but
-    for their number.
+    It does if its elements are mappings, tuples or lists, or floating-point tensors that differ in batch size only.
     """
     if not data:
-        raise ValueError("data is an empty list: there is no sample in it.")
+        raise ValueError("data is an empty list. Pass at least one batch.")
     if not isinstance(data[0], Tensor):
         return isinstance(data[0], Mapping | tuple | list)
     first = data[0]
@@ -72,7 +76,7 @@ def _holds_batches(data: list[Any]) -> bool:
 
 
 def feed(model: nn.Module, batch: Any) -> Any:
-    """What a model answers to a batch, on the device where the model is."""
+    """The model's output for a batch, which is moved to the model's device."""
     check_kind(batch)
     first = next(model.parameters(), None)
     if isinstance(batch, Mapping):
@@ -83,8 +87,8 @@ def feed(model: nn.Module, batch: Any) -> Any:
 
 
 @guarded
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode, without gradients and not compiled; then unchanged."""
+def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """Within the block, the model is in eval(), without gradients and not compiled. Every mode is restored after it."""
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad(), eager():
@@ -94,22 +98,63 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
             module.training = mode
 
 
-def watching(found: Mapping[str, FFF], see: Callable[[str, FFF, Tensor], None]) -> AbstractContextManager[None]:
-    """Within the block, call see(name, layer, inputs) before each forward of these layers; inputs are (batch, in)."""
+def watch_inputs(modules: Mapping[str, M], see: Callable[[str, M, Tensor], None]) -> AbstractContextManager[None]:
+    """Within the block, call see(name, module, x) before each forward of these modules; x is its input, (batch, in)."""
 
-    def hook(layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], name: str) -> None:
-        x = args[0] if args else kwargs["x"]
-        if not x.dim() or x.shape[-1] != layer.in_features:
+    def hook(module: M, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
+        x = _first(args, kwargs)
+        if isinstance(module, FFF) and (not x.dim() or x.shape[-1] != module.in_features):
             at = f"the FFF layer {name!r}" if name else "the FFF layer"
-            raise ValueError(f"{at} has in_features={layer.in_features}; data reaches it as {tuple(x.shape)}.")
-        see(name, layer, x.reshape(-1, layer.in_features))
+            raise ValueError(f"{at} has in_features={module.in_features}; data reaches it as {tuple(x.shape)}.")
+        see(name, module, x.reshape(-1, x.shape[-1]))
 
-    return hooking((layer.register_forward_pre_hook, partial(hook, name=name)) for name, layer in found.items())
+    return _hooks((module.register_forward_pre_hook, partial(hook, name=name)) for name, module in modules.items())
+
+
+def watch_calls(modules: Iterable[M], see: Callable[[M, Any, Any], None]) -> AbstractContextManager[None]:
+    """Within the block, call see(module, input, output) after each forward of these modules, in whatever shape."""
+
+    def hook(module: M, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        see(module, _first(args, kwargs), output)
+
+    return _hooks((module.register_forward_hook, hook) for module in modules)
+
+
+class StopForward(Exception):
+    """Raised by a watcher to leave a forward that has shown what it should."""
+
+
+def read_until(model: nn.Module, data: Any, samples: int, found: Mapping[str, FFF]) -> tuple[list[str], list[Any]]:
+    """Read data until each of these layers has seen `samples` inputs.
+
+    Returns the names of the layers, in the order in which data reaches them, and the batches that were read.
+    """
+    seen: dict[str, int] = {}
+
+    def count(name: str, _: FFF, inputs: Tensor) -> None:
+        seen[name] = seen.get(name, 0) + len(inputs)
+
+    kept = []
+    with watch_inputs(found, count):
+        for batch in batches(data):
+            feed(model, batch)
+            kept.append(batch)
+            if len(seen) == len(found) and min(seen.values()) >= samples:
+                break
+    check_reached(found, seen)
+    return list(seen), kept
+
+
+def check_reached(modules: Iterable[str], seen: Mapping[str, Any]) -> None:
+    """Raise if `seen`, the samples by name, has none for some of these modules."""
+    missing = [name for name in modules if not seen.get(name)]
+    if missing:
+        raise ValueError(f"no sample in data reaches the layers {missing}. Pass data that runs through them.")
 
 
 @guarded
-def hooking(hooks: Iterable[tuple[Callable[..., RemovableHandle], Callable[..., Any]]]) -> Iterator[None]:
-    """Hooks that see keywords too, each with the method that registers it; they are removed after the block."""
+def _hooks(hooks: Iterable[tuple[Callable[..., RemovableHandle], Callable[..., Any]]]) -> Iterator[None]:
+    """Registers hooks, each by the method beside it and with keyword arguments, and removes them after the block."""
     handles: list[RemovableHandle] = []
     try:
         for register, hook in hooks:
@@ -120,32 +165,5 @@ def hooking(hooks: Iterable[tuple[Callable[..., RemovableHandle], Callable[..., 
             handle.remove()
 
 
-class Enough(Exception):
-    """Raised by a watcher to leave a forward that has shown what it should."""
-
-
-def reached(model: nn.Module, data: Any, samples: int, found: Mapping[str, FFF]) -> tuple[list[str], list[Any]]:
-    """These FFF layers in the order in which data reaches them, and as many batches as show each of them `samples`
-    inputs."""
-    seen: dict[str, int] = {}
-
-    def count(name: str, _: FFF, inputs: Tensor) -> None:
-        seen[name] = seen.get(name, 0) + len(inputs)
-
-    kept = []
-    with watching(found, count):
-        for batch in batches(data):
-            feed(model, batch)
-            kept.append(batch)
-            if len(seen) == len(found) and min(seen.values()) >= samples:
-                break
-    check_reached(found, seen)
-    return list(seen), kept
-
-
-def check_reached(found: Mapping[str, FFF], seen: Mapping[str, Any]) -> None:
-    missing = [name for name in found if not seen.get(name)]
-    if missing:
-        raise ValueError(
-            f"data holds no sample that reaches the FFF layers {missing}. Pass data that runs through them."
-        )
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)

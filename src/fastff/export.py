@@ -3,16 +3,15 @@
     fastff.export.export_onnx(model, x, "model.onnx")
     fastff.export.export_aoti(model, x, "model.pt2")
 
-Both hold what eval() computes: the hard pass, as plain operations, for any batch size. Before a function returns, it
-runs what it has written at two batch sizes and compares the outputs with the model's.
+Both compute the same as eval(): the hard pass, in plain operations, for any batch size. Before a function returns, it
+runs the exported file at two batch sizes and compares the outputs with the model's.
 """
 
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,12 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .batches import evaluation_mode
 from .extras import install
 
-# A protocol buffer, and so an ONNX file, ends at 2 GiB; weights beyond that lie in a file beside it.
+# A protocol buffer, and so an ONNX file, is limited to 2 GiB; larger weights go into a file beside it.
 ONNX_LIMIT = 2**31 - 2**24
 
-# What the process that tries a file does. Its arguments: sys.path, the file, a folder with the inputs, how many.
+# Runs a file in another process. Arguments: sys.path, the file, a folder with the inputs, the number of inputs.
 _TRY = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -47,8 +47,8 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: boo
         example: inputs of the model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments. The
             first dimension of every tensor is the batch.
         path: of the file. Weights of 2 GiB and more go into a second file beside it, with ".data" added to the name.
-        verify: compare what onnxruntime computes with eval(), in a process of its own, which it may crash. A file that
-            does not run, or gives something else, is removed. If onnxruntime is not installed, nothing is compared.
+        verify: compare onnxruntime's outputs with eval(), in a separate process, which onnxruntime may crash. A file
+            that does not run, or whose outputs differ, is removed. Without onnxruntime nothing is compared.
     """
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
@@ -56,8 +56,8 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: boo
     path = _checked(model, path, ".onnx")
     args, kwargs = _arguments(example)
     if verify and any(t.dtype == torch.bfloat16 for t in model.parameters()):
-        raise TypeError("onnxruntime runs no bfloat16 model on a CPU. Convert it with model.float(), or verify=False.")
-    with _evaluating(model):
+        raise TypeError("onnxruntime cannot run bfloat16 models on a CPU. Call model.float(), or pass verify=False.")
+    with evaluation_mode(model):
         shapes = _dynamic(args, kwargs)
         size = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
         program = torch.onnx.export(_program(model, args, kwargs), dynamo=True, dynamic_shapes=shapes, verbose=False)
@@ -77,13 +77,13 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: boo
 def export_aoti(model: nn.Module, example: Any, path: str | Path, *, verify: bool = True) -> Path:
     """Write `model` in evaluation mode as an AOTInductor package with a dynamic batch, and return its path.
 
-    It is compiled for the device on which the model is, and for this kind of processor; a C++ compiler is needed.
+    It is compiled for the model's device and for this kind of processor, and needs a C++ compiler.
     `torch._inductor.aoti_load_package(path)` loads it in Python, `AOTIModelPackageLoader` in C++. Arguments are as in
     export_onnx.
     """
     path = _checked(model, path, ".pt2")
     args, kwargs = _arguments(example)
-    with _evaluating(model):
+    with evaluation_mode(model):
         program = _program(model, args, kwargs)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         if verify:
@@ -99,12 +99,12 @@ def _checked(model: nn.Module, path: str | Path, suffix: str) -> Path:
     if path.suffix != suffix:
         raise ValueError(f"the path must end in {suffix!r}; got {str(path)!r}.")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into. Make it first.")
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} for {path.name!r} does not exist. Create it first.")
     return path
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments, of a batch of two at least: torch takes a 1 for a constant."""
+    """Positional and keyword arguments, with a batch of at least two: torch treats a batch of 1 as constant."""
     args, kwargs = example if isinstance(example, tuple) else (example,), {}
     if isinstance(example, Mapping):
         args, kwargs = (), dict(example)
@@ -112,12 +112,14 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     sizes = {len(t) if t.dim() else 0 for t in tensors}
     if len(sizes) != 1 or sizes == {0}:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or f"no tensor in {type(example).__name__}"
-        raise ValueError(f"the tensors of an example share a first dimension, the batch, of 1 or more; got {shapes}.")
+        raise ValueError(
+            f"the tensors of an example must share a first dimension, the batch, of 1 or more; got {shapes}."
+        )
     return _rows((args, kwargs), max(2, *sizes))
 
 
 def _rows(tree: Any, count: int) -> Any:
-    """The same arguments with so many samples in each tensor: as many as there are, from the start over and over."""
+    """The same arguments with `count` samples in each tensor, repeated from the start if there are fewer."""
     return pytree.tree_map_only(Tensor, lambda t: t[torch.arange(count, device=t.device) % len(t)], tree)
 
 
@@ -131,21 +133,8 @@ def _program(model: nn.Module, args: Any, kwargs: Any) -> torch.export.ExportedP
     return torch.export.export(model, args, kwargs, dynamic_shapes=_dynamic(args, kwargs))
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode and without gradients; then as it was."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def _onnx_runner(path: Path) -> Callable[..., list[Tensor]]:
-    """Runs a file in onnxruntime, in another process: some programs crash it, in half precision above all."""
+    """Runs a file in onnxruntime, in another process: some programs crash it, mostly in half precision."""
     import numpy as np
 
     def run(*args: Any, **kwargs: Any) -> list[Tensor]:
@@ -164,7 +153,7 @@ def _onnx_runner(path: Path) -> Callable[..., list[Tensor]]:
 
 
 def _why(done: subprocess.CompletedProcess[str], path: Path) -> str:
-    """What went wrong when onnxruntime tried a file."""
+    """Why onnxruntime failed on a file."""
     if done.returncode > 0 and done.stderr.strip():
         how = f"cannot run it: {done.stderr.strip().splitlines()[-1]}"
     else:
@@ -172,12 +161,12 @@ def _why(done: subprocess.CompletedProcess[str], path: Path) -> str:
         how = f"crashes on it ({names.get(done.returncode, done.returncode)})"
     return (
         f"{path} was written and removed again: onnxruntime {how}. If the model is in half precision, try "
-        "model.float(); verify=False keeps the file as it is."
+        "model.float(). verify=False keeps the file."
     )
 
 
 def _compare(model: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, what: str) -> None:
-    """Raise unless run() computes what the model does, at the example's batch size and at one more."""
+    """Raise unless run() gives the model's outputs, at the example's batch size and at one more."""
     count = next(len(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
     for size in (count, count + 1):
         positional, keyword = _rows((args, kwargs), size)
@@ -190,13 +179,13 @@ def _compare(model: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, 
 def _compare_outputs(a: Tensor, b: Tensor, size: int, what: str) -> None:
     if a.shape != b.shape:
         raise RuntimeError(f"{what} have shape {tuple(a.shape)} where eval() gives {tuple(b.shape)}.")
-    # Rounding, layer upon layer, stays far below this; another leaf is far above.
+    # Accumulated rounding stays far below this; another leaf is far above.
     limit = 1000 * torch.finfo(b.dtype).eps * float(b.nan_to_num().abs().max()) if b.is_floating_point() else 0.0
     off = ~torch.isclose(a, b, rtol=0, atol=limit, equal_nan=True)
     off = off.flatten(1).any(1) if off.dim() > 1 else off
     if off.any():
         raise RuntimeError(
-            f"{what} differ from eval() in {int(off.sum())} of {size} samples, by up to {(a - b).abs().max():.2g}. If "
-            "they are few, they may lie on a boundary of a tree, where rounding decides: try other samples, or pass "
+            f"{what} differ from eval() in {int(off.sum())} of {size} samples, by up to {(a - b).abs().max():.2g}. A "
+            "few samples may lie on a boundary of a tree, where rounding decides: try other samples, or pass "
             "verify=False."
         )

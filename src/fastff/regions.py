@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batches import batches, check_reached, evaluating, feed, watching
+from .batches import batches, check_reached, evaluation_mode, feed, watch_inputs
 from .functional import mixture, walk
 from .layer import FFF, fff_layers
 from .training.losses import last_logits
@@ -60,7 +60,7 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
         total[name] = total[name] + part if name in total else part
 
     layers = fff_layers(model)
-    with evaluating(model), watching(layers, see):
+    with evaluation_mode(model), watch_inputs(layers, see):
         for batch in batches(data):
             feed(model, batch)
     check_reached(layers, {name: part.samples for name, part in total.items()})

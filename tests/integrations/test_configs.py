@@ -18,7 +18,7 @@ import huggingface_hub  # noqa: E402
 
 from fastff.integrations import configs  # noqa: E402
 from fastff.integrations.transformers import from_pretrained, save_pretrained  # noqa: E402
-from fastff.surgery.files import open_weights  # noqa: E402
+from fastff.surgery.read import open_weights  # noqa: E402
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
 WITH_BACKBONE = {
@@ -100,7 +100,7 @@ def no_sockets(monkeypatch):
 def test_a_backbone_is_not_fetched(kind, key, values, with_config, no_sockets):
     """transformers asked the Hub for what a config calls its backbone, in 19 of 19 architectures."""
     config = {"model_type": kind, "architectures": [WITH_BACKBONE[kind]], "dtype": "float32"}
-    with pytest.raises(ValueError, match=f"config has {key} = .*may fetch code or weights from elsewhere"):
+    with pytest.raises(ValueError, match=f"config has {key} = .*may fetch code or weights"):
         from_pretrained(with_config(config | values))
     assert not no_sockets
 
@@ -215,7 +215,7 @@ def test_large_numbers_take_neither_time_nor_memory(case, saved, with_config):
 def test_the_key_is_named(saved, with_config):
     config = saved[0]["config"]
     for key, value in (("num_labels", 10**9), ("num_hidden_layers", 10**9), ("vocab_size", 10**12)):
-        with pytest.raises(ValueError, match=f"the config has {key} = {value}; with a file of .* it may be .* at most"):
+        with pytest.raises(ValueError, match=f"the config has {key} = {value}; with a file of .* it may be at most"):
             from_pretrained(with_config(config | {key: value}))
     with pytest.raises(ValueError, match=r"the config has depths = 100000000; with a file of"):
         from_pretrained(with_config(OTHERS["depths"]))

@@ -348,7 +348,7 @@ def test_lightning_errors(tmp_path):
     with pytest.raises(RuntimeError, match=r"without the losses of the FFF layers\. In manual optimisation"):
         fit(module, tmp_path, with_lightning.FFFCallback())
     assert not module.fff._forward_pre_hooks
-    with pytest.raises(ValueError, match=r"no last step known: pass FFFCallback\(data, steps="):
+    with pytest.raises(ValueError, match=r"the number of training steps is not known. Pass FFFCallback\(data, steps="):
         fit(Module(), tmp_path, with_lightning.FFFCallback(), max_epochs=-1)
     module = Module()
     module.fff = nn.Linear(8, 3)
@@ -363,10 +363,10 @@ def test_callbacks_take_fresh(library, fresh):
     """FFFCallback(data, reset_trees=False) raised a TypeError: it passed fresh itself."""
     model = Tiny()
     tree = model.fff.node_weight.detach().clone()
-    companion = library.FFFCallback({"x": samples()[0]}, reset_trees=fresh).companion
-    companion.begin(model, 4)
+    driver = library.FFFCallback({"x": samples()[0]}, reset_trees=fresh).driver
+    driver.begin(model, 4)
     assert torch.equal(tree, model.fff.node_weight) == (fresh is False)
     tree = model.fff.node_weight.detach().clone()
-    companion.begin(model, 4, done=2)  # resumed: whatever was asked for at the start, it has happened
+    driver.begin(model, 4, done=2)  # resumed: whatever was asked for at the start, it has happened
     assert torch.equal(tree, model.fff.node_weight)
-    companion.end()
+    driver.end()

@@ -124,12 +124,16 @@ def test_validation_keeps_the_best_epoch_and_stops():
     assert FFFClassifier(**SHORT).fit(x, y).n_iter_ == 12
 
 
-def test_verbose_shows_a_bar(capsys):
+def test_verbose_shows_a_bar(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # stderr counts as a terminal
     x, y = rings()
     FFFClassifier(**SHORT | {"epochs": 2}, verbose=True).fit(x, y)
-    assert "100%" in capsys.readouterr().out
+    shown = capsys.readouterr().err
+    assert "epochs" in shown
+    assert "2/2" in shown
+    assert "loss " in shown
     FFFClassifier(**SHORT | {"epochs": 2}).fit(x, y)
-    assert not capsys.readouterr().out
+    assert not any(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -140,9 +144,9 @@ def test_verbose_shows_a_bar(capsys):
         ({"depth": -1}, "depth must be at least 0; got -1"),
         ({"learning_rate": -1.0}, "learning_rate must be finite, and 0 or more; got -1"),
         ({"noise": float("nan")}, "noise must be finite, and 0 or more"),
-        ({"validation": 1.0}, "validation is a share of the samples"),
-        ({"validation": 0.999}, "validation is a share of the samples.*leaves some for the training; got 0.999 of 200"),
-        ({"validation": 1e308}, "validation is a share of the samples"),
+        ({"validation": 1.0}, "validation must be a share of the samples"),
+        ({"validation": 0.999}, "validation must be a share .* leaves some for training; got 0.999 of 200"),
+        ({"validation": 1e308}, "validation must be a share of the samples"),
         ({"activation": "sigmoid"}, "activation"),
         ({"learning_rate": float("inf")}, "learning_rate must be finite"),
         ({"learning_rate": 1e38}, "learning_rate must be finite, and 0 or more, and at most 3.4"),

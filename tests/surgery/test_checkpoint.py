@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fastff
-from fastff.surgery import files
+from fastff.surgery import staging
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 from safetensors import SafetensorError, safe_open  # noqa: E402
@@ -113,7 +113,7 @@ def test_a_save_that_fails_leaves_the_old_one(case, there, tmp_path, monkeypatch
         with pytest.raises(kind, match=told) as caught:
             fastff.save(encoder(depth=2), folder)
     if kind is OSError:
-        assert "A save that is there is unchanged" in str(caught.value)
+        assert "An existing save is unchanged" in str(caught.value)
     if there:
         assert files_in(folder) == ["fastff.safetensors"]
         assert is_in(folder, old)
@@ -126,7 +126,7 @@ def test_a_file_that_may_not_grow(tmp_path):
     old = encoder(depth=1)
     fastff.save(old, tmp_path)
     code = (
-        "import resource, sys; sys.path.insert(0, 'tests'); import fastff, test_checkpoint\n"
+        "import resource, sys; sys.path.insert(0, 'tests/surgery'); import fastff, test_checkpoint\n"
         "model = test_checkpoint.encoder(depth=2); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "fastff.save(model, sys.argv[1])"
     )
@@ -139,7 +139,7 @@ def test_a_file_that_may_not_grow(tmp_path):
         check=False,
         env=os.environ | {"PYTHONPATH": path},
     )
-    assert re.search(r"OSError: .*cannot save into .*: File too large. A save that is there is unch", done.stderr)
+    assert re.search(r"OSError: .*cannot save into .*: File too large. An existing save is unch", done.stderr)
     assert files_in(tmp_path) == ["fastff.safetensors"]
     assert is_in(tmp_path, old)
 
@@ -192,7 +192,7 @@ def test_a_directory_deleted_before_it_was_locked(tmp_path, monkeypatch):
     def flock(lock, how):
         if how == fcntl.LOCK_EX and not seen:
             seen.append(lock)
-            files._clean(tmp_path)
+            staging.clean(tmp_path)
         real(lock, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
@@ -237,7 +237,7 @@ def test_what_is_no_regular_file(kind, tmp_path):
             listener.bind(os.path.relpath(path))
     else:
         path.symlink_to(f"/dev/{kind}")
-    with pytest.raises((ValueError, OSError), match=r"fastff reads regular files alone|No such device or address"):
+    with pytest.raises((ValueError, OSError), match=r"fastff reads only regular files|No such device or address"):
         fastff.load_(encoder(), tmp_path)
 
 
@@ -322,7 +322,7 @@ def test_tensors_that_are_not_saved_are_named(kind, tmp_path):
 @pytest.mark.parametrize("path", [None, 3, b"abc", ["a"]])
 def test_what_is_no_path(path, tmp_path):
     for call in (lambda: fastff.save(encoder(depth=1), path), lambda: fastff.load_(encoder(), path)):
-        with pytest.raises(TypeError, match=r"path of a directory must be a string or a path; got "):
+        with pytest.raises(TypeError, match=r"path of the directory must be a string or a path; got "):
             call()
 
 
@@ -330,13 +330,15 @@ def test_paths_and_models_that_cannot_be_used(tmp_path):
     model, good = encoder(depth=1), tmp_path / "good"
     fastff.save(model, good)
     for call in (lambda: fastff.save(model, "a\0b"), lambda: fastff.load_(encoder(), "a\0b")):
-        with pytest.raises(ValueError, match=r"the path of a directory has no null character; got 'a.x00b'"):
+        with pytest.raises(
+            ValueError, match=r"the path of the directory must not contain a null character; got 'a.x00b'"
+        ):
             call()
     with pytest.raises(NotADirectoryError, match=rf"fastff.safetensors is a file. Pass the directory .* {good}$"):
         fastff.load_(encoder(), good / "fastff.safetensors")
     with pytest.raises(TypeError, match=r"expected a model, an nn.Module; got NoneType"):
         fastff.load_(None, good)
-    with pytest.raises(ValueError, match=r"has been operated on already \(the model itself\). Pass a fresh one"):
+    with pytest.raises(ValueError, match=r"has been operated on already \(the model itself\). Pass a fresh model"):
         fastff.load_(model, good)
     taken = tmp_path / "taken" / "fastff.safetensors"
     taken.mkdir(parents=True)
@@ -345,9 +347,9 @@ def test_paths_and_models_that_cannot_be_used(tmp_path):
     assert files_in(taken.parent) == [taken.name]
     loop = tmp_path / "loop"
     loop.symlink_to("loop")
-    with pytest.raises(OSError, match=r"cannot read .*A link leads back to itself: delete it"):
+    with pytest.raises(OSError, match=r"cannot read .*It is a link to itself: delete it"):
         fastff.load_(encoder(), loop)
-    with pytest.raises(OSError, match=r"cannot save into .*It is a link that leads nowhere: delete it"):
+    with pytest.raises(OSError, match=r"cannot save into .*It is a link to nothing: delete it"):
         fastff.save(model, loop)
 
 
@@ -362,7 +364,7 @@ def test_a_header_with_one_name_twice(tmp_path):
     entry = json.dumps({name: json.loads(header)[name]})[1:-1]
     header = header[:-1] + f",{entry}}}".encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
-    with pytest.raises(ValueError, match=rf"in its header the name '{name}' stands twice"):
+    with pytest.raises(ValueError, match=rf"in its header the name '{name}' occurs twice"):
         fastff.load_(encoder(), tmp_path)
 
 
@@ -374,7 +376,7 @@ def test_a_compiled_model_is_saved_or_told_how(tmp_path):
     fastff.save(model, tmp_path)
     assert is_in(tmp_path, model)
     with pytest.raises(
-        ValueError, match=r"what torch.compile returned.* Pass the model that you compiled: compiled._or"
+        ValueError, match=r"the result of torch.compile.* Pass the model that you compiled: compiled._or"
     ):
         fastff.save(torch.compile(model), tmp_path)
     model.layers[0].norm1 = torch.compile(nn.LayerNorm(16))

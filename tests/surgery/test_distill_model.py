@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fastff
-from fastff.surgery.distill_model import drift, first_tensor
-from fastff.surgery.leaves import visited
+from fastff.surgery.closeness import drift, first_tensor
+from fastff.surgery.distill_layer import visited
 from helpers import make
 
 
@@ -202,7 +202,7 @@ def test_the_first_tensor_is_the_answer():
     x = torch.randn(2, 3)
     for output in (x, (x, None), {"loss": None, "ids": torch.arange(2), "hidden": x}, [None, torch.tensor(1.0), x]):
         assert first_tensor(output) is x
-    with pytest.raises(TypeError, match=r"answers with a dict without a tensor in it; pass loss="):
+    with pytest.raises(TypeError, match=r"returned a dict without a floating-point tensor; pass loss="):
         first_tensor({"a": None})
 
 

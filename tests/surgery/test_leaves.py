@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import fastff
-from fastff.surgery.leaves import distill_leaves_, fit_leaves_, missed, principal_tree_
+from fastff.surgery.closeness import missed
+from fastff.surgery.distill_layer import distill_leaves_
+from fastff.surgery.leaves import fit_leaves_, principal_tree_
 from helpers import make
 
 
@@ -97,7 +99,7 @@ def test_distillation_misses_less_and_changes_the_leaves_alone():
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        ({"depth": 1, "leaf_width": 99}, "no more neurons than the dense layer; got leaf_width=99 for 24"),
+        ({"depth": 1, "leaf_width": 99}, "cannot have more neurons than the dense layer; got leaf_width=99 for 24"),
         ({"depth": 1, "leaf_width": 2, "activation": "relu"}, "activation is 'relu' in the layer and 'gelu'"),
     ],
 )
@@ -124,6 +126,6 @@ def test_a_tree_that_has_no_place_in_its_dtype(dtype, scale):
     torch.manual_seed(0)
     model = torch.nn.Sequential(fastff.baselines.FF(8, 8, width=64, dtype=dtype))
     data = (torch.randn(600, 8).clamp(-1, 1) * scale).to(dtype)
-    with pytest.raises(ValueError, match=r"inputs of 0 have no place in|hold NaN or infinity"):
+    with pytest.raises(ValueError, match=r"inputs of 0 exceed the range of|contain NaN or infinity"):
         fastff.replace_(model, depth=2, leaf_width=16, init="data", data=data)
     assert isinstance(model[0], fastff.baselines.FF)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_surgery import FAMILIES, TOKENS, build
 from torch import nn
 
 import fastff
@@ -19,9 +18,10 @@ import fastff.surgery
 from fastff import switches
 from fastff.surgery import undo
 from fastff.surgery.undo import unchanged_on_error
+from surgery_models import FAMILIES, TOKENS, build
 
 SURGERY = Path(fastff.surgery.__file__).parent
-TRACED = {str(path) for path in SURGERY.glob("*.py")} | {str(SURGERY.parent / "capture.py")}
+TRACED = {str(path) for path in SURGERY.glob("*.py")} | {str(SURGERY.parent / "batches.py")}
 
 
 def fingerprint(model):
@@ -334,7 +334,7 @@ def test_whatever_raises_in_a_distillation_the_leaves_go_back(taught, source, mo
     report = fastff.replace_(model, depth=1, leaf_width=16, init="data", data=x)
     seen = []
 
-    def tick(*_):
+    def tick(*_, **__):
         seen.append(1)
         if len(seen) == 15:
             raise OSError("no")
@@ -351,7 +351,7 @@ def test_whatever_raises_in_a_distillation_the_leaves_go_back(taught, source, mo
     if source == "loss":
         options["loss"] = lambda a, b, batch: (tick(), (a - b).square().mean())[1]
     if source == "bar":
-        monkeypatch.setattr("fastff.surgery.distill._bar", lambda *_: contextlib.nullcontext(tick))
+        monkeypatch.setattr("fastff.surgery.distill.progress_bar", lambda *_, **__: contextlib.nullcontext(tick))
     if source == "data" and taught:
         seen += [1] * 8  # it is read once, before all
     before, old = fingerprint(model), values(model)

@@ -141,7 +141,7 @@ def test_errors_change_nothing():
     x_bad = x.clone()
     x_bad[3, 1] = torch.nan
     for arguments, error, message in [
-        ((model, x[:0]), ValueError, "data holds no sample that reaches the FFF layers \\['0', '1'\\]"),
+        ((model, x[:0]), ValueError, "no sample in data reaches the layers \\['0', '1'\\]"),
         ((model, x_bad), ValueError, "layer '0' hold NaN or infinity"),
         ((nn.Sequential(model[0], Poison(), model[1]), x), ValueError, "layer '2' hold NaN or infinity"),
         ((model, 3), TypeError, "data must be a tensor, a batch or an iterable of batches; got int"),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fastff.backends import torch_backend
-from fastff.batches import Enough, watching
+from fastff.batches import StopForward, watch_inputs
 from fastff.layer import FFF
 from fastff.training.losses import bernoulli_entropy
 from fastff.tree import one_hot
@@ -87,8 +87,8 @@ def _run(model: nn.Module, x: Tensor, see: Callable[[FFF, Tensor], None]) -> Non
         see(layer, inputs)
         left.discard(name)
         if not left:
-            raise Enough
+            raise StopForward
 
-    with watching(trees, hook), suppress(Enough):
+    with watch_inputs(trees, hook), suppress(StopForward):
         if trees:
             model(x)

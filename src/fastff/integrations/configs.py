@@ -1,8 +1,8 @@
-"""What a config may hold before transformers builds a model of it.
+"""Check a config before transformers builds a model from it.
 
-A config in a file from elsewhere can ask for much: code and weights from the Hub, a billion labels, 2**40 positions. So
-its names and values are checked against a list of what they may be, and every number against the size of the weights
-that came with it. While the model is built, the Hub is switched off, and modules are counted.
+A config from an untrusted file can ask for code and weights from the Hub, a billion labels, 2**40 positions. So its
+names and values are checked against what they may be, and every number against the size of the weights that came with
+it. While the model is built, the Hub is switched off and modules are counted.
 """
 
 import contextlib
@@ -23,21 +23,21 @@ from ..surgery.files import Header
 from ..switches import PROBING
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-# Nothing that a model is built of; they are left out of a save, and refused in one.
+# Not needed to build a model: left out of a save, and refused in one.
 _LEFT_OUT = ("auto_map", "custom_pipelines", "_name_or_path", "name_or_path", "transformers_weights")
-# What makes transformers, or timm, fetch code or weights from elsewhere, or build something else than the class says.
+# These make transformers or timm fetch code or weights, or build something else than the class.
 _FOREIGN = {"quantization_config", "compression_config", "trust_remote_code", "model_args", "backbone_kwargs"}
 _FOREIGN |= {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbone_checkpoint", "use_kernels"}
 _FOREIGN_ENDS = ("_implementation", "_implementation_internal", "name_or_path", "kernel_config")
 _COUNT = re.compile("layer|block|expert|depth|stage|head|group|label|class|repeat|codebook|level|branch|bottleneck")
 _SIZE = re.compile("size|dim|width|channel|length|window|position|capacity|token|_id$|_ids$|ratio|stride")
-_FREE = re.compile(r"theta$|(^|_)base$|seed$")  # numbers that nothing is as large as
+_FREE = re.compile(r"theta$|(^|_)base$|seed$")  # numbers that set no size
 _DEEPEST, _LONGEST = 12, 10_000  # levels of nesting, characters of a string
 _PLAIN = re.compile(r"[\w .,+=<>()|-]*")  # no path, address or name on the Hub
 
 
 def cleaned(config: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """A config to save: without what is no part of the model, and would be refused."""
+    """A config to save, without the values that would be refused."""
     found = {}
     for key, value in config.items():
         if key in _LEFT_OUT or not _known(key, value, kind):
@@ -48,7 +48,7 @@ def cleaned(config: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 
 def check_config(config: dict[str, Any], kind: Any, header: Header) -> None:
-    """Raise where a config holds what it must not, or a number that its file of weights is too small for."""
+    """Raise if a config has a forbidden value, or a number that is too large for its file of weights."""
     elements = sum(math.prod(shape) for _, shape in header.values())
     widest = max((size for _, shape in header.values() for size in shape), default=0)
     limits = _Limits(len(header), widest, elements)
@@ -61,7 +61,7 @@ def check_config(config: dict[str, Any], kind: Any, header: Header) -> None:
 
 
 def check_generation(values: Any) -> None:
-    """Raise unless this is a generation config by names that transformers knows, and plain values."""
+    """Raise unless this is a generation config with names that transformers knows and plain values."""
     if not isinstance(values, dict):
         raise ValueError(f"the generation config must be a JSON object; got a {type(values).__name__}.")
     fresh: Any = GenerationConfig
@@ -73,8 +73,8 @@ def check_generation(values: Any) -> None:
 
 @contextlib.contextmanager
 def guarded(tensors: int | None) -> Iterator[None]:
-    """While a model is built: the Hub is switched off, for the whole process; more modules and parameters than
-    `tensors` can explain are an error, which ends loops that would go on for hours."""
+    """While a model is built, the Hub is off for the whole process, and more modules and parameters than a file with
+    that number of tensors can fill are an error, which ends loops that would run for hours."""
     thread, limit, count = threading.get_ident(), 1000 + 10 * (tensors or 0), 0
 
     def step(*_: Any) -> None:
@@ -97,7 +97,7 @@ def guarded(tensors: int | None) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _Limits:
-    """How large the numbers of a config may be for a file with these numbers of tensors and elements."""
+    """How large the numbers of a config may be for a file with this number of tensors and elements."""
 
     tensors: int
     widest: int
@@ -132,24 +132,24 @@ class _Limits:
         if not abs(value) <= most:
             raise ValueError(
                 f"the config has {key} {f'of {value} {unit}' if unit else f'= {value}'}; with a file of {self.tensors} "
-                f"tensors and {self.elements} elements it may be {most} at most."
+                f"tensors and {self.elements} elements it may be at most {most}."
             )
 
 
 def _check_names(value: Any, level: int) -> None:
-    """Raise for a name, at any depth, that asks for more than the class that a config is for."""
+    """Raise for a name, at any level, that could load or build something other than the config's class."""
     if level > _DEEPEST:
         raise ValueError(f"the config is nested deeper than {_DEEPEST} levels.")
     timm = isinstance(value, dict) and str(value.get("model_type")).startswith("timm_")
     for key, other in value.items() if isinstance(value, dict) else ():
         foreign = key in _LEFT_OUT or key in _FOREIGN or key.endswith(_FOREIGN_ENDS)
         if timm and key in ("backbone", "architecture", "use_timm_backbone"):
-            # A name of timm's own; "hf-hub:..." and "local-dir:..." are read from elsewhere.
+            # timm's own names are fine; "hf-hub:..." and "local-dir:..." load from elsewhere.
             foreign = not (isinstance(other, bool) or (isinstance(other, str) and re.fullmatch(r"\w[\w.]*", other)))
         if foreign and other:
             raise ValueError(
-                f"the config has {key} = {other!r:.80}, which may fetch code or weights from elsewhere, or change what "
-                "the model is made of; fastff neither saves nor loads such models."
+                f"the config has {key} = {other!r:.80}, which may fetch code or weights, or change what the model "
+                "consists of; fastff neither saves nor loads such models."
             )
         if key in ("dtype", "torch_dtype") and other is not None and other not in DTYPES:
             raise ValueError(f"the config must have a floating-point {key}; got {other!r:.80}.")
@@ -159,12 +159,12 @@ def _check_names(value: Any, level: int) -> None:
 
 
 def _check_known(config: dict[str, Any], kind: Any) -> None:
-    """Raise for a name that the class of a config does not have, unless its value is plain."""
+    """Raise for a name that the config's class does not have, unless its value is plain."""
     for key, value in config.items():
         if not _known(key, value, kind):
             raise ValueError(
-                f"the config has {key} = {value!r:.80}, which {kind.__name__} does not have. Of such attributes, words "
-                "and numbers alone are loaded."
+                f"the config has {key} = {value!r:.80}, which {kind.__name__} does not have. Extra attributes may only "
+                "be plain words and numbers."
             )
         inner = _inner(kind, key, value)
         if inner is not None and isinstance(value, dict):
@@ -173,14 +173,14 @@ def _check_known(config: dict[str, Any], kind: Any) -> None:
 
 @functools.cache
 def _fields(kind: Any) -> frozenset[str]:
-    """The names that a class of configs, or a class that it is made of, takes."""
+    """The names that a config class and its bases take."""
     names = {name for above in kind.__mro__ for name in inspect.signature(above.__init__).parameters}
     names |= {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     return frozenset(names - {"self", "args", "kwargs"} | {*kind.sub_configs, *kind.attribute_map, "model_type"})
 
 
 def _known(key: str, value: Any, kind: Any) -> bool:
-    """Whether a class of configs has such a field, or the value is plain and the name nothing else of the class."""
+    """Whether a config class has this field, or the value is plain and the name is free in the class."""
     if key in _fields(kind):
         return True
     own = getattr(kind, key, None)
@@ -196,7 +196,7 @@ def _known(key: str, value: Any, kind: Any) -> bool:
 
 
 def _inner(kind: Any, key: str, value: Any) -> Any:
-    """The class of a config inside of a config, if there is one."""
+    """The class of a config within a config; None if there is none."""
     if key not in kind.sub_configs or not isinstance(value, dict):
         return None
     inner = kind.sub_configs[key]

@@ -3,9 +3,9 @@
     trainer = lightning.Trainer(callbacks=[FFFCallback(inputs)])
     trainer.fit(module, loader)
 
-Lightning has no hook that may change a loss, so the callback wraps the module's training_step for as long as fit()
-runs, and adds the losses to what it returns. A training_step that calls callback.loss() itself, as it must in manual
-optimisation, is left alone.
+Lightning has no hook that can change a loss, so the callback wraps the module's training_step while fit() runs, and
+adds the losses to what it returns. A training_step that calls callback.loss() itself is left alone; in manual
+optimisation it must do so.
 """
 
 import functools
@@ -17,30 +17,30 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from . import Companion
+from .driver import RecipeDriver
 
 REMEDY = "In manual optimisation, add callback.loss() to the loss in training_step, after the forward."
 
 
 class FFFCallback(Callback):
-    """Makes a `fastff.Recipe` when training begins, adds its losses, steps it with the optimiser, and logs.
+    """Creates a `fastff.Recipe` when training begins, adds its losses, steps it with the optimiser, and logs.
 
     Args:
-        data: training inputs, as in `fastff.Recipe`; they go through the LightningModule's forward. With several
-            processes, the same in each.
-        steps: how many steps of the optimiser the recipe goes with; by default all of the training.
+        data: training inputs, as in `fastff.Recipe`, for the LightningModule's forward. With several processes, pass
+            the same in each.
+        steps: the number of optimiser steps that the recipe covers; by default the whole training.
         options: other arguments of `fastff.Recipe`.
     """
 
     def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
-        self.companion = Companion(data, steps=steps, **options)
+        self.driver = RecipeDriver(data, steps=steps, **options)
         self.done = 0  # steps of the recipe
         self.state: dict[str, Any] = {}  # of the recipe, from a checkpoint
         self.stepped = 0  # steps of the optimisers
 
     def loss(self) -> Tensor | float:
-        """What the callback adds to the loss of a micro-batch, for a training_step that does so itself."""
-        return self.companion.loss()
+        """The losses of the FFF layers for a micro-batch, for a training_step that adds them itself."""
+        return self.driver.loss()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -53,11 +53,11 @@ class FFFCallback(Callback):
 
         @functools.wraps(training_step)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            calls = self.companion.calls
+            calls = self.driver.calls
             result = training_step(*args, **kwargs)
             if result is None:  # a batch that the module skips
-                self.companion.calls += 1
-            if self.companion.calls > calls:
+                self.driver.calls += 1
+            if self.driver.calls > calls:
                 return result
             if isinstance(result, dict):
                 return result | {"loss": result["loss"] + self.loss()}
@@ -67,10 +67,12 @@ class FFFCallback(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         steps = trainer.estimated_stepping_batches
-        if self.companion.steps is None and not math.isfinite(steps):
-            raise ValueError("this training has no last step known: pass FFFCallback(data, steps=...), or max_steps.")
+        if self.driver.steps is None and not math.isfinite(steps):
+            raise ValueError(
+                "the number of training steps is not known. Pass FFFCallback(data, steps=...), or set max_steps."
+            )
         self.done = self.done or trainer.global_step
-        self.companion.begin(pl_module, int(steps) if math.isfinite(steps) else 0, self.done, self.state)
+        self.driver.begin(pl_module, int(steps) if math.isfinite(steps) else 0, self.done, self.state)
         self.stepped = trainer.global_step
 
     def on_train_batch_end(
@@ -78,24 +80,24 @@ class FFFCallback(Callback):
     ) -> None:
         if trainer.global_step == self.stepped:  # accumulating gradients
             return
-        self.companion.step(REMEDY)
+        self.driver.step(REMEDY)
         self.done, self.stepped = self.done + 1, trainer.global_step
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set elsewhere, by setattr
         if every and self.done % every == 0:
-            pl_module.log_dict(self.companion.numbers())
+            pl_module.log_dict(self.driver.numbers())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.companion.end()
+        self.driver.end()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         _unwrap(pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self.companion.end()
+        self.driver.end()
         _unwrap(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        recipe = self.companion.recipe
+        recipe = self.driver.recipe
         return (recipe.state_dict() if recipe is not None else self.state) | {"count": self.done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -103,7 +105,7 @@ class FFFCallback(Callback):
 
 
 def _unwrap(module: pl.LightningModule) -> None:
-    """Give a module back its own training_step."""
+    """Restore a module's own training_step."""
     step = module.__dict__.pop("training_step", None)
     if (own := getattr(step, "__wrapped__", None)) is not None and getattr(own, "__self__", None) is not module:
         module.__dict__["training_step"] = own

@@ -4,11 +4,10 @@
     save_pretrained(model, "directory")
     model = from_pretrained("directory")
 
-The config is in the note in the header of fastff.safetensors, so that one file decides; the rest is as in
-surgery/checkpoint.py. config.json and generation_config.json lie beside it for people and other programs, and are not
-read. The way back is config -> model -> surgery -> weights. It is gone on the meta device first, where a model has
-shapes and no memory; only when every tensor in the file fits is it gone again for good. What a config may hold is in
-configs.py.
+The config is in the note in the header of fastff.safetensors, so one file decides; the rest is as in
+surgery/checkpoint.py. config.json and generation_config.json beside it are for people and other programs, and are not
+read. Loading goes config -> model -> surgery -> weights: first on the meta device, where a model has shapes and no
+memory, and then, if every tensor in the file fits, on the CPU. configs.py checks the config.
 """
 
 import copy
@@ -22,36 +21,37 @@ import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel
 
 from ..layer import mark_fitted
-from ..surgery.checkpoint import check_note, check_sizes, compare, note_of, tensors_of
-from ..surgery.files import Header, check_directory, kind_of, open_weights, write
-from ..surgery.replace import apply_
+from ..surgery.apply import apply_
+from ..surgery.checkpoint import check_note, note_of
+from ..surgery.compare import check_sizes, compare, tensors_of
+from ..surgery.files import Header, check_directory, kind_of
+from ..surgery.read import open_weights
 from ..surgery.specification import Specification
+from ..surgery.write import write
 from ..switches import PROBING
 from .configs import DTYPES, check_config, check_generation, cleaned, guarded
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _OTHER_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json", "adapter_model.*")
-# transformers looks for the file of this name, and says so when it is not there.
+# transformers looks for a file of this name, and prints the name when it is missing.
 _HINT = "fastff wrote this directory: load it with fastff.integrations.transformers.from_pretrained"
 
 
 def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -> None:
     """Write a Hugging Face model that `replace_` has operated on into a directory, for `from_pretrained` below.
 
-    fastff.safetensors has all that is loaded: one rename puts it in its place, so that the directory has either the
-    older save or the new one, at any time. config.json and generation_config.json are written for other programs; a
-    tokenizer may save itself beside them. That the model will load is checked before anything is written.
+    fastff.safetensors has everything that is loaded. One rename puts it in place, so the directory always has either
+    the old save or the new one. config.json and generation_config.json are for other programs; a tokenizer may be saved
+    beside them. Before anything is written, the model is checked to load again.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"expected a PreTrainedModel; got {type(model).__name__}. For other models there is fastff.save."
-        )
+        raise TypeError(f"expected a PreTrainedModel; got {type(model).__name__}. For other models use fastff.save.")
     check_directory(directory)
     note, tensors = note_of(model), tensors_of(model)
     header = {name: (kind_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
     name = type(model).__name__
     if getattr(transformers, name, None) is not type(model):
-        name = f"{type(model).__module__}.{name}"  # for the reader: it is not looked for when the model is loaded
+        name = f"{type(model).__module__}.{name}"  # for people: loading does not use it
     written = json.loads(model.config.to_json_string())
     written |= {"architectures": [name], "dtype": str(model.dtype).removeprefix("torch.")}
     config = cleaned(written, type(model.config))
@@ -65,8 +65,8 @@ def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -
         compare(_build(type(model), config, note["specification"], "meta", header), header)
     except ValueError as error:
         raise ValueError(
-            f"{type(model).__name__} would not load again: a fresh one of its config, operated on in the same way, is "
-            f"something else. Was it changed in another way too? {error}"
+            f"{type(model).__name__} would not load again: a fresh model from its config, after the same surgery, "
+            f"differs. Was the model changed in another way too? {error}"
         ) from None
     generation = None
     if model.can_generate() and model.generation_config is not None:
@@ -86,19 +86,19 @@ def from_pretrained(
     """The model that `save_pretrained` wrote, in evaluation mode.
 
     Args:
-        model_class: by default the class that was saved, which must be one of transformers. For others pass the class
-            itself; one of transformers' Auto classes is welcome too.
-        dtype: of the floating-point tensors, as torch.bfloat16 or "bfloat16"; "auto" is as saved.
-        device_map: where the model goes, all of it: a device, as "cuda:0" or 0. By default the CPU.
+        model_class: by default the class that was saved, if transformers has it. Otherwise pass the class itself, or
+            one of transformers' Auto classes.
+        dtype: of the floating-point tensors, such as torch.bfloat16 or "bfloat16"; "auto" keeps the saved one.
+        device_map: one device for the whole model, such as "cuda:0" or 0; by default the CPU.
 
-    Loading is strict, opens no connection, and runs no code that comes with the files: an error says what does not fit.
-    While it builds the model, the Hub is offline for the whole process.
+    Loading is strict, opens no connection, and runs no code from the files; an error says what does not fit. While the
+    model is built, the Hub is offline for the whole process.
     """
     check_directory(directory)
     folder = Path(directory)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder} is not a directory. For a model on the Hub, fetch it first: huggingface_hub.snapshot_download."
+            f"{folder} is not a directory. Download a model from the Hub first: huggingface_hub.snapshot_download."
         )
     wanted, device = _dtype(dtype), _device(device_map)
     with open_weights(folder) as saved:
@@ -122,8 +122,8 @@ def from_pretrained(
                 raise
             names = str(config.get("architectures"))[:80]
             raise ValueError(
-                f"the save does not fit {model_class.__name__}: it is of {names}. Pass that class, or leave "
-                f"model_class out. {error}"
+                f"the save does not fit {model_class.__name__}: it has {names}. Pass that class, or omit model_class. "
+                f"{error}"
             ) from error
         _check_buffers(shapes)
         config = config if wanted is None else config | {"dtype": wanted}
@@ -137,17 +137,15 @@ def from_pretrained(
 
 
 def _dtype(dtype: Any) -> str | None:
-    """The name of a dtype; None for the one that was saved."""
+    """The name of a dtype; None for the saved one."""
     name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else None
     if name != "auto" and name not in DTYPES:
-        raise ValueError(
-            f'dtype must be "auto", for the one that was saved, or one of {", ".join(DTYPES)}; got {dtype!r}.'
-        )
+        raise ValueError(f'dtype must be "auto", for the saved one, or one of {", ".join(DTYPES)}; got {dtype!r}.')
     return None if name == "auto" else name
 
 
 def _device(device_map: Any) -> torch.device:
-    """The device that a device_map means, if it is one for the whole model."""
+    """The device of a device_map; raises unless it is one for the whole model."""
     place: Any = "cpu" if device_map is None else device_map
     place = place[""] if isinstance(place, dict) and set(place) == {""} else place
     try:
@@ -158,28 +156,28 @@ def _device(device_map: Any) -> torch.device:
     except (RuntimeError, TypeError, AssertionError) as error:
         told = str(error).splitlines()[0]
         raise ValueError(
-            f'device_map must be one device for the whole model, as "cpu", "cuda:0", 0, torch.device("cuda") or '
+            f'device_map must be one device for the whole model, such as "cpu", "cuda:0", 0, torch.device("cuda") or '
             f'{{"": 0}}; got {device_map!r} ({told}). To spread a model, load it and call accelerate.dispatch_model.'
         ) from None
     if device.type == "meta":
-        raise ValueError("device_map is the meta device, where a model has no weights. Pass a device that has memory.")
+        raise ValueError("device_map must not be the meta device, which holds no weights. Pass a device with memory.")
     return device
 
 
 def _build(
     model_class: Any, config: dict[str, Any], specification: Specification, device: str, header: Header | None = None
 ) -> Any:
-    """A fresh model of a config, operated on; the random generators are left as they were. With a header, it is built
-    only as far as a file with those tensors can fit."""
+    """A fresh model from a config, after surgery; random generators are unchanged. With a header, building stops when
+    the model has far more modules than a file with those tensors can fill."""
     kind, values = _config_class(model_class, config), copy.deepcopy(config)
-    with PROBING, torch.random.fork_rng([]):  # generators and the Hub's switch belong to the whole process
+    with PROBING, torch.random.fork_rng([]):  # generators and the Hub's switch are global
         try:
             with torch.device(device), guarded(None if header is None else len(header)):
                 if issubclass(model_class, PreTrainedModel):
                     model = model_class._from_config(kind.from_dict(values))
                 else:
                     model = model_class.from_config(kind.from_dict(values), trust_remote_code=False)
-        except Exception as error:  # transformers' own code, on values that may be anything
+        except Exception as error:  # foreign code, on values that may be anything
             told = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"the config does not make a {model_class.__name__} ({told}).") from error
         apply_(model, specification)
@@ -187,12 +185,12 @@ def _build(
 
 
 def _config_class(model_class: Any, config: dict[str, Any]) -> Any:
-    """The class of a config for a class of models, or for one of transformers' Auto classes."""
+    """The config class for a model class, or for one of transformers' Auto classes."""
     written = config.get("model_type")
     if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
         kind: Any = model_class.config_class
         if kind is None or written != kind.model_type:
-            raise ValueError(f"the config is for a {written!r:.80}, which {model_class.__name__} is not.")
+            raise ValueError(f"the config is for model type {written!r:.80}; {model_class.__name__} has another.")
         return kind
     if not isinstance(model_class, type) or not hasattr(model_class, "from_config"):
         raise TypeError(
@@ -200,29 +198,29 @@ def _config_class(model_class: Any, config: dict[str, Any]) -> Any:
         )
     if not isinstance(written, str) or written not in CONFIG_MAPPING:
         raise ValueError(
-            f"the config is for a {written!r:.80}, which transformers does not know. Pass the model class."
+            f"the config is for model type {written!r:.80}, which transformers does not know. Pass the model class."
         )
     return CONFIG_MAPPING[written]
 
 
 def _class(config: dict[str, Any]) -> type[PreTrainedModel]:
-    """The class of transformers that a config names."""
+    """The model class of transformers that a config names."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else None
     found = getattr(transformers, name, None) if name is not None and name.isidentifier() else None
     if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
         raise ValueError(
-            f"the config names {names!r:.80} as architectures, where one model class of transformers is expected. Pass "
-            "the class: from_pretrained(directory, MyModel)."
+            f"architectures in the config must be one model class of transformers; got {names!r:.80}. Pass the class: "
+            "from_pretrained(directory, MyModel)."
         )
     return found
 
 
 def _check_buffers(model: PreTrainedModel) -> None:
-    """Raise where the tensors that are computed anew, and are in no file, would be huge."""
+    """Raise if the buffers that are not in the file, and that the model computes, would be huge."""
     saved = model.state_dict()
     sizes = {name: buffer.nbytes for name, buffer in model.named_buffers() if name not in saved}
     limit = 2**26 + sum(tensor.nbytes for tensor in saved.values())
     if sum(sizes.values()) > limit:
         most = max(sizes, key=lambda name: sizes[name])
-        raise ValueError(f"the config asks for {most} of {sizes[most]} bytes, which is not in the file of weights.")
+        raise ValueError(f"the config asks for {most} of {sizes[most]} bytes, which the file does not contain.")

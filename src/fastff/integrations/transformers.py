@@ -3,12 +3,11 @@
     trainer = FFFTrainer(model, args, train_dataset=data, callbacks=[FFFCallback(batch)])
     trainer.train()
 
-A callback can make a Recipe and step it, but the Trainer asks its own methods for the loss and for what is logged. So
-there are two parts: the callback, and a mixin for any Trainer class; FFFTrainer is the plain Trainer with the mixin.
+A callback can create a Recipe and step it, but the Trainer's own methods compute the loss and write the log. So there
+are two parts: the callback, and a mixin for any Trainer class. FFFTrainer is the plain Trainer with the mixin.
 
-Saving and loading such models is in pretrained.py.
-
-The state of the Recipe is in every checkpoint of a Trainer, among the states of its callbacks.
+Every checkpoint of a Trainer has the state of the Recipe, among the states of its callbacks. pretrained.py saves and
+loads the models.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from . import Companion
+from .driver import RecipeDriver
 from .pretrained import from_pretrained, save_pretrained
 
 __all__ = ["FFFCallback", "FFFTrainer", "FFFTrainerMixin", "from_pretrained", "save_pretrained"]
@@ -29,49 +28,49 @@ REMEDY = (
 
 
 class FFFCallback(TrainerCallback):
-    """Makes a `fastff.Recipe` when training begins, and steps it with the optimiser.
+    """Creates a `fastff.Recipe` when training begins, and steps it with the optimiser.
 
     Args:
-        data: training inputs, as in `fastff.Recipe`: for instance a batch made by the data collator, a dict. With
-            several processes, the same in each.
-        steps: how many steps of the optimiser the recipe goes with; by default all of the training.
+        data: training inputs, as in `fastff.Recipe`: for instance a batch (a dict) from the data collator. With several
+            processes, pass the same in each.
+        steps: the number of optimiser steps that the recipe covers; by default the whole training.
         options: other arguments of `fastff.Recipe`.
     """
 
     def __init__(self, data: Any = None, *, steps: int | None = None, **options: Any) -> None:
-        self.companion = Companion(data, steps=steps, **options)
+        self.driver = RecipeDriver(data, steps=steps, **options)
 
     def loss(self) -> Tensor | float:
-        """What the mixin adds to the loss of a micro-batch, for a compute_loss of your own."""
-        return self.companion.loss()
+        """The losses of the FFF layers for a micro-batch, for your own compute_loss."""
+        return self.driver.loss()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if args.n_gpu > 1:
             raise ValueError(
-                f"the Trainer runs {args.n_gpu} GPUs in one process, by DataParallel, where the losses of FFF layers "
-                "cannot be read. Start one process for each, with torchrun or accelerate launch."
+                f"the Trainer runs {args.n_gpu} GPUs in one process with DataParallel, which hides the losses of FFF "
+                "layers. Start one process per GPU, with torchrun or accelerate launch."
             )
         kept: Any = state.stateful_callbacks
-        self.companion.begin(kwargs["model"], state.max_steps, state.global_step, kept.get(STATE, {}).get("attributes"))
+        self.driver.begin(kwargs["model"], state.max_steps, state.global_step, kept.get(STATE, {}).get("attributes"))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.companion.step(REMEDY)
-        if self.companion.recipe is not None:
+        self.driver.step(REMEDY)
+        if self.driver.recipe is not None:
             kept: Any = state.stateful_callbacks  # a part of every checkpoint
-            kept[STATE] = {"args": {}, "attributes": self.companion.recipe.state_dict()}
+            kept[STATE] = {"args": {}, "attributes": self.driver.recipe.state_dict()}
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.companion.end()
+        self.driver.end()
 
 
 class FFFTrainerMixin:
     """Adds the losses of the FFF layers to a Trainer's, and their entropies and usage to its logs.
 
-    Put it before the Trainer class: class MyTrainer(FFFTrainerMixin, Seq2SeqTrainer). Evaluation is left as it is.
+    Put it before the Trainer class: class MyTrainer(FFFTrainerMixin, Seq2SeqTrainer). Evaluation is unchanged.
     """
 
     def compute_loss(
@@ -84,7 +83,7 @@ class FFFTrainerMixin:
         if not model.training:
             return result
         extra = _callback(trainer).loss()
-        # A loss that is a mean over the whole accumulated batch is not divided by the number of micro-batches any more.
+        # A loss that is a mean over the whole accumulated batch is not divided by the number of micro-batches again.
         scaled = trainer.loss_is_scaled_for_ga
         if scaled is None:
             scaled = trainer.compute_loss_func is not None or (
@@ -95,7 +94,7 @@ class FFFTrainerMixin:
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
-            logs.update(_callback(self).companion.numbers())
+            logs.update(_callback(self).driver.numbers())
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
 

@@ -1,14 +1,19 @@
-"""From the model you have to one with FFF layers: find its feedforward blocks, verify them, replace them.
+"""Surgery: turn a trained model into one with FFF layers. Find its feedforward blocks, verify them, replace them.
 
-find.py and trace.py find and verify, blocks.py says what a block is, carry.py and leaves.py carry weights over,
-replace.py changes the model, distill.py and teach.py train it further, undo.py takes back what a failed call did,
-report.py tells what was done, specification.py, checkpoint.py and files.py write it down and check it when it is read.
+Find:     find.py searches; inventory.py, trace.py and match.py help it; blocks.py describes a block.
+Replace:  replace.py; choose.py filters, fit.py and leaves.py fill the layers, outputs.py checks the result, apply.py
+          edits the model, undo.py restores it after an error.
+Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_model.py); closeness.py measures.
+Save:     checkpoint.py; specification.py and history.py say what was done, files.py and the modules it names write and
+          read it, compare.py checks it against a model.
+report.py has the results of all of them.
 """
 
+from .apply import apply_
 from .blocks import Block
 from .checkpoint import load_, save
 from .distill import distill_
-from .replace import apply_, replace_
+from .replace import replace_
 from .report import Distillation, Distilled, Report
 
 __all__ = ["Block", "Distillation", "Distilled", "Report", "apply_", "distill_", "load_", "replace_", "save"]

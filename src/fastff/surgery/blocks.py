@@ -1,6 +1,6 @@
-"""A dense feedforward block as surgery sees it: its weights, the function it computes, the modules it is made of."""
+"""A dense feedforward block as surgery sees it: its weights, the function it computes, the modules it consists of."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,23 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..activations import GATED, PLAIN, Activation, function
+from ..activations import GATED, PLAIN, Activation, apply
 
-Function = Callable[[Tensor], Tensor]
-
-# What surgery looks for. The first three are modules that do nothing else and are replaced whole; in the last two the
-# FFF takes the place of the first linear layer, and what comes after it, up to the second one, becomes the identity.
+# The forms that surgery looks for. The first three are modules that do nothing else and are replaced whole. In the last
+# two, the FFF replaces the first linear layer, and everything up to and including the second becomes the identity.
 FORMS = {
-    "plain": "down(activation(up(x))) in a module of its own",
-    "gated": "down(activation(gate(x)) * up(x)) in a module of its own",
+    "plain": "down(activation(up(x))) in its own module",
+    "gated": "down(activation(gate(x)) * up(x)) in its own module",
     "packed": "gated, with gate and up in one linear layer of twice the width",
     "split": "up and activation in one module, down in another (BERT)",
     "in-layer": "up, activation and down in a larger layer (OPT, torch.nn.TransformerEncoderLayer)",
 }
 
 
+class Skip(Exception):
+    """Why something that looks like a feedforward block is left unchanged."""
+
+
+class CannotRun(Skip):
+    """It does not run on a probe; it counts as skipped only if it visibly has an activation."""
+
+
 class Linear(NamedTuple):
-    """A linear layer that was found. `trouble` says why its weights cannot be read, if they cannot."""
+    """The sizes and weights of a linear layer. `trouble` says why the weights cannot be read, if they cannot."""
 
     in_features: int
     out_features: int
@@ -34,14 +40,14 @@ class Linear(NamedTuple):
 
 
 def read_linear(module: nn.Module) -> Linear | None:
-    """What `module` holds if it is a linear layer: nn.Linear, or one that lies transposed, as GPT-2's Conv1D does."""
+    """Read a linear layer: an nn.Linear, or one with transposed weights, as GPT-2's Conv1D. None for other modules."""
     own = dict(module.named_parameters(recurse=False))
     if isinstance(module, nn.Linear):
         sizes = module.in_features, module.out_features
     elif set(own) == {"weight", "bias"} and own["weight"].dim() == 2 and own["bias"].shape == own["weight"].shape[1:]:
         sizes = own["weight"].shape[0], own["weight"].shape[1]
     elif next(module.parameters(), None) is None or hasattr(module, "base_layer"):
-        # Quantised layers keep packed weights, adapters wrap a base_layer: they say their sizes, without a parameter.
+        # Quantised layers keep packed weights and adapters wrap a base_layer: they have sizes but no weight parameter.
         sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)  # type: ignore[assignment]
         if not all(isinstance(size, int) for size in sizes):
             return None
@@ -51,26 +57,28 @@ def read_linear(module: nn.Module) -> Linear | None:
     if isinstance(module, nn.Linear) and (
         type(module).forward is not nn.Linear.forward or set(own) - {"weight", "bias"} or [*module.buffers()]
     ):
-        return Linear(*sizes, trouble=f"its {kind} is more than a linear layer: it has tensors or a forward of its own")
+        return Linear(
+            *sizes, trouble=f"its {kind} is more than a linear layer: it has extra tensors or its own forward"
+        )
     if "weight" not in own or not all(map(_is_plain, own.values())) or next(module.children(), None) is not None:
         why = f"its {kind} is quantised, wrapped or parametrised; its weights cannot be read: call replace_ before that"
         return Linear(*sizes, trouble=why)
     if own["weight"].is_meta:
-        return Linear(*sizes, trouble="it is on the meta device, where there are no weights to carry over")
+        return Linear(*sizes, trouble="it is on the meta device, which holds no weights")
     weight, bias = own["weight"].detach(), own.get("bias")
     weight = weight if isinstance(module, nn.Linear) else weight.T
     return Linear(*sizes, weight, None if bias is None else bias.detach())
 
 
 def _is_plain(parameter: Tensor) -> bool:
-    """Whether a parameter is a tensor of numbers to compute with: no subclass, sparse layout, integers or float8."""
+    """Whether a parameter is a plain floating-point tensor: no subclass, no sparse layout, no integers, no float8."""
     kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     return type(parameter) in (nn.Parameter, Tensor) and parameter.layout is torch.strided and parameter.dtype in kinds
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a dense block, all laid out as nn.Linear's; a gated one has gate and gate_bias."""
+    """The weights of a dense block, or of one leaf, laid out as in nn.Linear; a gated one has gate and gate_bias."""
 
     up: Tensor  # (width, in)
     up_bias: Tensor | None
@@ -82,18 +90,21 @@ class Weights:
     def to(self, dtype: torch.dtype) -> "Weights":
         return Weights(*(None if t is None else t.to(dtype) for t in vars(self).values()))  # type: ignore[arg-type]
 
-    def compute(self, x: Tensor, act: Function) -> Tensor:
-        """The block at x (..., in), with this function as its activation: (..., out)."""
+    def compute(self, x: Tensor, act: Activation) -> Tensor:
+        """The block's output at x (..., in) with this activation: (..., out)."""
         return F.linear(self.hidden(x, act), self.down, self.down_bias)
 
-    def hidden(self, x: Tensor, act: Function) -> Tensor:
+    def hidden(self, x: Tensor, act: Activation) -> Tensor:
         """Its hidden layer: (..., width)."""
-        hidden = F.linear(x, self.up, self.up_bias)
-        return act(hidden) if self.gate is None else act(F.linear(x, self.gate, self.gate_bias)) * hidden
+        gate = None if self.gate is None else F.linear(x, self.gate, self.gate_bias)
+        return apply(act, F.linear(x, self.up, self.up_bias), gate)
 
-    def explain(self, x: Tensor, y: Tensor, act: Function) -> bool:
-        """Whether y is what the block computes at x: as near to the float64 result as the same steps in x's dtype are,
-        up to a factor of four, which covers another order of summation and another way to compute the activation."""
+    def explain(self, x: Tensor, y: Tensor, act: Activation) -> bool:
+        """Whether y is the block's output at x.
+
+        The error of y against float64 may be four times the error of the same steps in x's dtype: another order of
+        summation, or another way to compute the activation, stays below that.
+        """
         if x.dtype != self.up.dtype or y.shape != x.shape[:-1] + self.down.shape[:1]:
             return False
         wide = torch.float32 if x.device.type == "mps" else torch.float64
@@ -104,7 +115,7 @@ class Weights:
 
 
 def form_of(linears: Sequence[Linear]) -> str:
-    """The form that linear layers called in this order may make up, by their sizes; "" for none."""
+    """The form that linear layers called in this order can have, judged by their sizes; "" for none."""
     first, last = linears[0], linears[-1]
     if len(linears) == 2 and first.out_features == last.in_features:
         return "plain"
@@ -116,7 +127,7 @@ def form_of(linears: Sequence[Linear]) -> str:
 
 
 def readings(linears: Sequence[Linear]) -> Iterator[tuple[str, Weights]]:
-    """The ways to read the weights of linear layers called in this order: gate first, or gate last."""
+    """Each way to read linear layers called in this order as a block: gate first, or gate last."""
     form = form_of(linears)
     *inner, down = [(linear.weight, linear.bias) for linear in linears]
     if form == "packed":
@@ -131,11 +142,11 @@ def readings(linears: Sequence[Linear]) -> Iterator[tuple[str, Weights]]:
 
 @dataclass(frozen=True)
 class Block:
-    """A feedforward block that was found, and verified, in a model.
+    """A feedforward block that was found and verified in a model.
 
-    name: where the FFF goes. activation: as FFF takes it; `activation_at` is where in the model a callable one stands.
-    linears: the paths of the linear layers. identity: the paths of what turns into the identity. dropout: on the hidden
-    layer. dropout_after: the path of an nn.Dropout on the output, which is kept.
+    name: the path where the FFF goes. activation: as FFF takes it; `activation_at` is the path of a callable one.
+    linears: the paths of the linear layers. identity: the paths that become the identity. dropout: the rate on the
+    hidden layer. dropout_after: the path of an nn.Dropout on the output, which is kept.
     """
 
     name: str
@@ -168,24 +179,24 @@ class Block:
         return any(bias is not None for bias in biases)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What the dense block computes, without dropout, at x (..., in): a teacher for the layer that replaces it."""
-        return self.weights.compute(x, function(self.activation))
+        """The dense block's output at x (..., in), without dropout: the target for the layer that replaces it."""
+        return self.weights.compute(x, self.activation)
 
 
 def gated_name(activation: Activation) -> str | None:
-    """FFF's name for a gate with this activation, if it has one."""
+    """FFF's name for a gate with this activation; None if it has none."""
     names = {gate: name for name, gate in GATED.items()}
     return names.get(PLAIN[activation]) if isinstance(activation, str) else None
 
 
 def recognise(unknown: Any) -> Activation | None:
-    """fastff's name for a function, the function itself if it has none, None if it is not an elementwise function."""
-    # Very small and very large numbers too: a clipped ReLU is none.
+    """fastff's name for a function; the function itself if it has no name; None if it is not elementwise."""
+    # Very small and very large numbers too: a clipped ReLU is no ReLU.
     far = torch.logspace(-6, 6, 49, dtype=torch.float64)
     grid = torch.cat([torch.linspace(-6, 6, 97, dtype=torch.float64), far, -far])
     try:
         y, part = unknown(grid), unknown(grid[:5])
-    except Exception:  # someone else's function, which may want anything else
+    except Exception:  # foreign code, which may take other arguments
         return None
     if not isinstance(y, Tensor) or y.shape != grid.shape or not torch.allclose(y[:5], part, rtol=1e-12):
         return None

@@ -1,11 +1,11 @@
 """save and load_: an operated model in a directory, as one safetensors file, never as a pickle.
 
-fastff.safetensors has every tensor of the state dict once, and in its header a note: the version of this format and the
-surgery's specification. It may have been written by somebody else. So nothing is built before the note has been
-checked, by itself and against the names and shapes in the header, and nothing is changed before the operated model has
-been compared with the header, tensor by tensor. How the file is written and read is in files.py.
+fastff.safetensors has every tensor of the state dict once and, in its header, a note: the version of this format and
+the surgery's specification. Somebody else may have written it. So nothing is built before the note has been checked,
+by itself and against the names and shapes in the header, and nothing is changed before the operated model has been
+compared with the header, tensor by tensor.
 
-The file does not go by the name that Hugging Face's from_pretrained looks for: it would take the tensors that it knows
+The file's name is not the one that Hugging Face's from_pretrained looks for, which would load the tensors that it knows
 and fill the dense blocks at random.
 """
 
@@ -14,14 +14,18 @@ import warnings
 from collections import Counter
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..layer import FFF, mark_fitted
-from .files import DTYPES, FLOATS, Header, check_directory, check_temperature, kind_of, open_weights, write
-from .replace import check_model, commit, plan
-from .specification import MEMORY, SIZES, Specification, check_specification, layer_path, module_at, remembered
+from .apply import commit, plan
+from .compare import check_sizes, compare, tensors_of
+from .files import check_directory
+from .history import HISTORY, history_of, layer_path
+from .operable import check_model
+from .read import check_temperature, open_weights
+from .specification import Specification, check_specification, module_at
 from .undo import check_memory, unchanged_on_error
+from .write import write
 
 VERSION = 2
 
@@ -29,8 +33,8 @@ VERSION = 2
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     """Write an operated model into a directory, as `fastff.safetensors`: the state dict, and what `replace_` did.
 
-    One rename puts the file in its place, so that the directory has either the older save or the new one, at any time.
-    For Hugging Face models there is `fastff.integrations.transformers.save_pretrained`, which keeps the config too.
+    One rename puts the file in place, so the directory always has either the old save or the new one. For Hugging Face
+    models use `fastff.integrations.transformers.save_pretrained`, which saves the config too.
     """
     check_directory(directory)
     note = note_of(model)
@@ -39,16 +43,16 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 
 
 def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
-    """Make a fresh `model` the one that `save` wrote: the same surgery, then the weights, strictly.
+    """Load what `save` wrote into a fresh `model`: the same surgery, then the weights, strictly.
 
-    The model is built by the same code as the saved one was. Its weights may be anything; floating-point tensors take
-    the dtype that they were saved in, and stay on their device. An error, or Ctrl-C, leaves the model unchanged.
+    Build the model with the same code as the saved one. Its weights do not matter. Floating-point tensors take the
+    saved dtype and stay on their device. An error, or Ctrl-C, leaves the model unchanged.
     """
     check_model(model)
-    if operated := [path or "the model itself" for path, part in model.named_modules() if vars(part).get(MEMORY)]:
+    if operated := [path or "the model itself" for path, part in model.named_modules() if vars(part).get(HISTORY)]:
         raise ValueError(
-            f"{type(model).__name__} has been operated on already ({_some(operated)}). Pass a fresh one, built by the "
-            "same code."
+            f"{type(model).__name__} has been operated on already ({_some(operated)}). Pass a fresh model, built by "
+            "the same code."
         )
     with unchanged_on_error(model, data=True), open_weights(directory) as saved:
         specification = check_note(saved.note, str(saved.path))
@@ -61,20 +65,20 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 
 
 def note_of(model: nn.Module) -> dict[str, Any]:
-    """What to write down about an operated model."""
+    """The note to save with an operated model: format version and specification."""
     check_model(model, saving=True)
     check_memory(model)
-    specification = remembered(model)
+    specification = history_of(model)
     layers = [path or "the model itself" for path, module in model.named_modules() if isinstance(module, FFF)]
     if not specification and layers:
         raise ValueError(
-            f"{type(model).__name__} has FFF layers ({_some(layers)}), but no surgery on it is known. If it is a part "
-            "of a model on which replace_ or apply_ was called, save that one, or operate on the part. If its own code "
-            "makes the layers, save model.state_dict()."
+            f"{type(model).__name__} has FFF layers ({_some(layers)}), but replace_ and apply_ were not called on it. "
+            "If they were called on a larger model, save that one, or call replace_ on this part. If the model's own "
+            "code creates the layers, save model.state_dict()."
         )
     if not specification:
         raise ValueError(
-            f"{type(model).__name__} has had no surgery by replace_ or apply_. Save it in its own way: "
+            f"{type(model).__name__} has had no surgery by replace_ or apply_. Save it the usual way: "
             "model.save_pretrained(directory) for Hugging Face models, model.state_dict() for others."
         )
     check_specification(specification)
@@ -85,102 +89,39 @@ def note_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _check_layers(model: nn.Module, specification: Specification) -> None:
-    """Tell which FFF layers are not those that load_ will make."""
+    """Raise or warn about FFF layers that load_ would not create."""
     known = {module_at(model, layer_path(entry)) for entry in specification}
     places = Counter(child for module in model.modules() for child in module._modules.values())
     shared = [entry["name"] for entry in specification if places[module_at(model, entry["name"])] > 1]
     if shared:
         raise ValueError(
-            f"{_some(shared)}, replaced in one place, is used in several now, which load_ cannot do again."
+            f"{_some(shared)} was replaced in one place and is now used in several, which load_ cannot repeat."
         )
     others = [path for path, module in model.named_modules() if isinstance(module, FFF) and module not in known]
     if others:
         warnings.warn(
-            f"no surgery on this model made the FFF layers {_some(others)}: load_ takes this save only for a fresh "
-            "model that has them already. If they were put there by hand, or by a surgery on a larger model, it will "
-            "not load.",
+            f"no surgery on this model created the FFF layers {_some(others)}: load_ needs a fresh model that already "
+            "has them. If they were added by hand, or by a surgery on a larger model, this save will not load.",
             stacklevel=3,
         )
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def check_note(note: Any, where: str) -> Specification:
-    """The specification in a note, if it is one that can be believed so far."""
+    """The specification in a note, checked as far as possible without a model."""
     if not isinstance(note, dict) or "version" not in note:
-        raise ValueError(f"{where} has no note of a surgery. It was not written by fastff.")
+        raise ValueError(f"{where} has no note of a surgery. fastff did not write it.")
     if type(note["version"]) is not int or note["version"] != VERSION:
         raise ValueError(
-            f"{where} has a surgery of format version {note['version']!r:.80}; this is fastff for version {VERSION}. "
-            "A newer fastff may read it."
+            f"{where} has format version {note['version']!r:.80}; this fastff reads version {VERSION}. A newer fastff "
+            "may read it."
         )
     if not {"version", "specification"} <= set(note) <= {"version", "specification", "config", "generation_config"}:
-        raise ValueError(f"{where} has a note of a surgery that fastff did not write: {', '.join(note)}.")
+        raise ValueError(f"{where} has a note that fastff did not write: {', '.join(note)}.")
     if not note["specification"]:
-        raise ValueError(f"{where} has a surgery that replaces nothing.")
+        raise ValueError(f"{where} has an empty specification.")
     check_specification(note["specification"])
     return note["specification"]
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, with tied tensors once, under their first names."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} in the state dict is a {type(tensor).__name__}; only tensors can be saved.")
-        if tensor.is_nested or tensor.layout is not torch.strided or not kind_of(tensor):
-            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            saved = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES.values())
-            raise ValueError(
-                f"{name} is a {tensor.dtype} tensor, {layout}; fastff saves strided tensors of {saved}. If the model "
-                "computes it anew, leave it out of the state dict: register_buffer(..., persistent=False). Else "
-                "convert it before you save."
-            )
-        if hasattr(type(tensor), "__tensor_flatten__"):
-            raise TypeError(
-                f"{name} is a {type(tensor).__name__}, a quantised or wrapped tensor, which fastff neither saves nor "
-                "loads. Save the model before it is quantised, and quantise it again after loading."
-            )
-        found.setdefault(id(tensor), (name, tensor))
-    return dict(found.values())
-
-
-def compare(model: nn.Module, header: Header) -> None:
-    """Raise unless a file of weights has the tensors of an operated model, all of them and no others."""
-    wanted = tensors_of(model)
-    wrong = [f"{name} is missing" for name in wanted if name not in header]
-    wrong += [f"{name} is not in the model, or tied to another tensor there" for name in header if name not in wanted]
-    for name, tensor in wanted.items():
-        kind, shape = header.get(name, ("", tuple(tensor.shape)))
-        if shape != tuple(tensor.shape):
-            wrong.append(f"{name} has the shape {shape}, in the model {tuple(tensor.shape)}")
-        elif name in header and not (
-            kind in FLOATS if tensor.is_floating_point() else DTYPES.get(kind) == tensor.dtype
-        ):
-            wrong.append(f"{name} has the dtype {kind}, in the model {tensor.dtype}")
-    for path, layer in model.named_modules():
-        kinds = {header[f"{path}.{n}"][0] for n in getattr(layer, "_parameters", ()) if f"{path}.{n}" in header}
-        if isinstance(layer, FFF) and len(kinds) > 1:
-            wrong.append(f"{path}, an FFF, has parameters of several dtypes: {', '.join(sorted(kinds))}")
-    if wrong:
-        more = f"\n  and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise ValueError("the weights do not fit the model:\n  " + "\n  ".join(wrong[:8]) + more)
-
-
-def check_sizes(specification: Specification, header: Header) -> None:
-    """Raise unless a file of weights has the tensors of every FFF in a checked specification, by name and shape. A
-    layer that it has not is not built: a tree of depth 40 is one line of JSON, and takes terabytes."""
-    for entry in specification:
-        path, activation = layer_path(entry), entry["activation"]
-        options = {key: entry[key] for key in ("bias", *SIZES)}
-        try:
-            layer = FFF(**options, activation=activation if isinstance(activation, str) else "relu", device="meta")
-        except MemoryError as error:
-            raise ValueError(f"the specification is wrong at {path}: {error}") from None
-        for name, tensor in layer.state_dict(prefix=f"{path}.").items():
-            found = header.get(name, (None, None))[1]
-            if found != tuple(tensor.shape):
-                what = f"the shape {found}" if found else "none"
-                raise ValueError(f"the specification wants {name} of shape {tuple(tensor.shape)}; the file has {what}.")
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

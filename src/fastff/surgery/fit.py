@@ -1,10 +1,10 @@
 """How a new FFF gets its weights from the dense block that it replaces.
 
-Each function here takes the block and the new layer, fills the layer, and returns how it did so, in words. `replace_`
-takes a name from INITS, or any function like these.
+Each function here takes the block and the new layer, fills the layer, and returns a description of what it did.
+`replace_` takes a name from INITS, or any function like these.
 
-With node weights of zero every leaf has the weight 2**-depth at every input, so the soft pass is a dense layer of
-width 2**depth * leaf_width whose output weights are scaled by 2**-depth.
+With zero node weights every leaf has the weight 2**-depth at every input, so the soft pass is a dense layer of width
+2**depth * leaf_width whose output weights are scaled by 2**-depth.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ Init = Callable[[Block, FFF], str]
 
 @torch.no_grad()
 def dense_(block: Block, layer: FFF) -> str:
-    """The dense block's function in the soft pass, exactly; but for the smallest neurons, if the layer is narrower."""
+    """Copy the dense block, so that the soft pass equals it. A narrower layer drops the neurons of smallest norm."""
     w, width, new = block.weights, block.width, layer.training_width
     neurons = torch.arange(new, device=w.up.device) % width
     how = "dense, exact in the soft pass"
     if new > width:
-        how = f"dense, exact in the soft pass: {new} neurons are {width}, replicated"
+        how = f"dense, exact in the soft pass: {width} neurons replicated to {new}"
     if new < width:
-        # What a neuron can add to the output at most, for inputs of a given length.
+        # An upper bound on a neuron's contribution to the output, for inputs of a given length.
         size = w.up.float().norm(dim=1) * w.down.float().norm(dim=0)
         size = size if w.gate is None else size * w.gate.float().norm(dim=1)
         neurons = size.topk(new).indices.sort().values
@@ -49,7 +49,7 @@ def dense_(block: Block, layer: FFF) -> str:
 
 
 def random_(block: Block, layer: FFF) -> str:
-    """As the layer was drawn."""
+    """Keep the random weights."""
     return "random"
 
 
@@ -71,19 +71,19 @@ def dense_layer(block: Block) -> FFF:
 
 
 def from_data_(block: Block, layer: FFF, x: Tensor) -> str:
-    """A tree across the principal directions of the block's inputs x (samples, in), and in every leaf the neurons that
+    """Split the block's inputs x (samples, in) across their principal directions, and give every leaf the neurons that
     matter most to it, with output weights fitted by least squares."""
-    no_place = ValueError(
-        f"a tree or leaves for the inputs of {block.name} have no place in {x.dtype}: the inputs are too small or too "
-        "large. Standardise the data, or fit the model in a wider dtype and convert it then."
+    out_of_range = ValueError(
+        f"the tree or leaves for the inputs of {block.name} exceed the range of {x.dtype}: the inputs are too small or "
+        "too large. Standardise the data, or fit the model in a wider dtype and convert it afterwards."
     )
     try:
         principal_tree_(layer, x)
         fit_leaves_(layer, dense_layer(block), x)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # sums past the largest number
-        raise no_place from None
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # sums that overflow
+        raise out_of_range from None
     if not all(parameter.isfinite().all() for parameter in layer.parameters()):
-        raise no_place
+        raise out_of_range
     return f"fitted to {len(x):,} input{'s' * (len(x) != 1)}"
 
 
@@ -91,7 +91,7 @@ INITS: dict[str, Init] = {"dense": dense_, "random": random_}
 
 
 def _fill(parameter: Tensor | None, value: Tensor | None) -> None:
-    """Set a parameter; a bias that the dense block does not have is zero."""
+    """Set a parameter; a bias that the dense block lacks is zero."""
     if parameter is None:
         return
     if value is None:

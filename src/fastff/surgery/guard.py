@@ -1,4 +1,4 @@
-"""A warning where a library's own save_pretrained would lose the FFF layers of an operated model."""
+"""Warn before a library's own save_pretrained loses the FFF layers of an operated model."""
 
 import os
 import warnings
@@ -10,20 +10,20 @@ from torch import nn
 
 from .files import WEIGHTS
 
-_TOLD = (
-    "save_pretrained of the model's own library does not know of the FFF layers that fastff has put into it: "
-    "from_pretrained would fill its dense blocks with random weights. To keep the model, call "
-    "fastff.integrations.transformers.save_pretrained(model, directory), or fastff.save for a model that is no "
+_WARNING = (
+    "the library's own save_pretrained does not know the FFF layers that fastff put into this model: from_pretrained "
+    "would fill its dense blocks with random weights. To keep the model, call "
+    "fastff.integrations.transformers.save_pretrained(model, directory), or fastff.save for a model that is not a "
     "PreTrainedModel."
 )
 
 
 class SaveGuard:
-    """Stands for the save_pretrained of one operated model: warns, and then does what was asked for, but not
-    into a directory where fastff saved.
+    """Replaces the save_pretrained of one operated model: warns, then saves, but never into a directory that has a save
+    by fastff.
 
-    It goes with a copy of the model, and into a pickle of it. The reference is weak, because a model that refers to
-    itself stays in memory until the garbage collector runs.
+    It is copied and pickled with the model. The reference is weak, because a model that refers to itself stays in
+    memory until the garbage collector runs.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -31,15 +31,15 @@ class SaveGuard:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         model: Any = self._model()
-        if model is None:  # load(...).save_pretrained(...): nobody but the caller of load had it
-            raise RuntimeError(f"{_TOLD} To call the library's own all the same, give the model a name first.")
+        if model is None:  # load(...).save_pretrained(...): the model is not bound to a name
+            raise RuntimeError(f"{_WARNING} To call the library's own anyway, assign the model to a variable first.")
         where = args[0] if args else options.get("save_directory")
         if isinstance(where, str | os.PathLike) and (Path(where) / WEIGHTS).exists():
             raise ValueError(
-                f"{os.fspath(where)} has a {WEIGHTS}, which fastff wrote: a config.json and weights of another library "
-                "beside it would be loaded with random dense blocks. Choose another directory."
+                f"{os.fspath(where)} has a {WEIGHTS}, which fastff wrote: with config.json and weights of another "
+                "library beside it, the model would load with random dense blocks. Choose another directory."
             )
-        warnings.warn(f"{_TOLD} A Trainer's checkpoints are fine for going on with the same training.", stacklevel=2)
+        warnings.warn(f"{_WARNING} A Trainer's checkpoints are fine for resuming the same training.", stacklevel=2)
         return type(model).save_pretrained(model, *args, **options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SaveGuard":

@@ -1,8 +1,8 @@
-"""What a model answers before and after its surgery: it must still run, and where the surgery is exact, say the same.
+"""Compare a model's outputs before and after surgery: it must still run, and an exact surgery must not change them.
 
-A block that was recomputed rightly may still sit in a model that asks more of it: that calls it with other arguments,
-or does something between its parts that a probe does not show. So the model runs once more, on the example if there is
-one, and so does every larger layer of which parts were replaced.
+A block may be verified and still sit in a model that asks more of it: one that calls it with other arguments, or does
+something between its parts that a probe does not show. So the model runs again, on the example if there is one, and so
+does every larger layer in which parts were replaced.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .blocks import Block
-from .trace import probe, run, run_example
+from .trace import probe, run_example
+from .trace import run as run_part
 
 
-class Answers:
-    """The answers of a model, in training but without dropout, as it is when this is made."""
+class OutputCheck:
+    """Records a model's outputs, in training mode but without dropout, when it is created; `check` compares."""
 
     def __init__(self, model: nn.Module, blocks: list[Block], example: Any) -> None:
         self.before: list[tuple[str, Callable[[], Any], list[Tensor]]] = []
@@ -29,34 +30,34 @@ class Answers:
                 scope = model.get_submodule(_common(block.linears))
                 self._add(block.name, partial(_alone, scope, probe(block.in_features, block.weights.up)))
 
-    def _add(self, name: str, ask: Callable[[], Any]) -> None:
+    def _add(self, name: str, run: Callable[[], Any]) -> None:
         try:
-            self.before.append((name, ask, _tensors(ask())))
-        except Exception:  # someone else's forward, which may raise anything: it does not run alone
+            self.before.append((name, run, _tensors(run())))
+        except Exception:  # foreign code, which may raise anything: it does not run alone
             return
 
     def check(self, exact: bool) -> None:
-        """Raise unless the answers still come, in the same shapes; `exact`: and are the same up to rounding."""
-        for name, ask, before in self.before:
-            leave = "Leave out, by filter=, the block that it is about."
+        """Raise unless everything still runs with outputs of the same shapes and, if `exact`, the same values."""
+        for name, run, before in self.before:
+            leave = "Exclude the block with filter=."
             try:
-                after = _tensors(ask())
+                after = _tensors(run())
             except Exception as error:
                 raise ValueError(f"{name} does not run with FFF layers: {error}. {leave}") from error
             shapes = [[tuple(t.shape) for t in tensors] for tensors in (before, after)]
             if shapes[0] != shapes[1]:
-                raise ValueError(f"{name} answers with {shapes[1]} instead of {shapes[0]} after replacement. {leave}")
+                raise ValueError(f"{name} returns {shapes[1]} instead of {shapes[0]} after the replacement. {leave}")
             for old, new in zip(before, after, strict=True):
                 if exact and old.is_floating_point() and not _same(old, new):
-                    raise ValueError(f"{name} answers something else after an exact replacement. {leave}")
+                    raise ValueError(f"{name} returns other values after an exact replacement. {leave}")
 
 
 def _alone(scope: nn.Module, x: Tensor) -> Any:
-    return run(scope, x, training=True)[0]
+    return run_part(scope, x, training=True)[0]
 
 
-def _tensors(answer: Any) -> list[Tensor]:
-    found = tree_leaves(dict(answer) if hasattr(answer, "keys") else answer)
+def _tensors(output: Any) -> list[Tensor]:
+    found = tree_leaves(dict(output) if hasattr(output, "keys") else output)
     return [value.detach() for value in found if isinstance(value, Tensor)]
 
 
@@ -67,7 +68,7 @@ def _same(old: Tensor, new: Tensor) -> bool:
 
 
 def _common(paths: tuple[str, ...]) -> str:
-    """The path of the smallest module that has all of these."""
+    """The path of the smallest module that contains all of these."""
     parts = []
     for names in zip(*(path.split(".")[:-1] for path in paths), strict=False):
         if len(set(names)) > 1:

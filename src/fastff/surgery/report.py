@@ -1,10 +1,4 @@
-"""What a surgery or a distillation did, as data and as a table.
-
-Two measures tell how near an operated model is, and each has one name:
-
-- missed: one layer's hard pass against the dense block that it replaced, on the same inputs;
-- drift: the operated model against its teacher, at what reaches a block and at the output.
-"""
+"""What a surgery or a distillation did, as data and as a table. closeness.py defines the measures."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,19 +8,19 @@ from .blocks import Block
 
 MEASURES = {
     "missed": "the share of the dense block's output variance that the layer's hard pass misses, on held-out inputs",
-    "drift": "the difference from the teacher, as a share of the teacher's variance, on held-out batches: "
-    "in what reaches a block, and in the output",
-    "loss": "the loss that was given, on held-out batches",
+    "drift": "the difference from the teacher as a share of the teacher's variance, on held-out batches, at the inputs "
+    "of each block and at the output",
+    "loss": "the given loss, on held-out batches",
 }
 HELD_OUT = "held-out inputs"
-_NOTHING, _FAR = 1e-6, 0.5  # shares of the variance: rounding; no longer near
+_NOTHING, _FAR = 1e-6, 0.5  # shares of the variance: below, rounding; from here on, unusable
 
 
 class Replaced(NamedTuple):
-    """One block that was replaced; `weights` says how the dense weights were carried over.
+    """One block that was replaced; `weights` says how its layer got its weights.
 
-    missed: the share of the block's output variance that the hard pass, eval(), misses on `measured_on`; None where it
-    was not measured, and `measured_on` says why.
+    missed: the share of the block's output variance that the hard pass, eval(), misses on `measured_on`. None if it was
+    not measured; then `measured_on` says why.
     """
 
     name: str
@@ -43,7 +37,7 @@ class Replaced(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Something that looked like a feedforward block and was left as it was."""
+    """Something that looked like a feedforward block and was left unchanged."""
 
     name: str
     why: str
@@ -51,11 +45,11 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What `replace_` replaced and skipped; str() makes a table of it and says what eval() is worth.
+    """What `replace_` replaced and skipped; str() makes a table of it and says how good eval() is.
 
-    parameters_before, parameters_after: of the whole model. neurons_before, neurons_after: that one input uses in
-    evaluation, in the replaced blocks. specification: what `apply_` needs to do the same to a fresh model; plain lists,
-    dicts, strings and numbers, so that it fits into JSON. blocks: the dense blocks by name, for `distill_`.
+    parameters_before, parameters_after: of the whole model. neurons_before, neurons_after: the neurons of the replaced
+    blocks that one input uses in evaluation. specification: what `apply_` needs to repeat the surgery on a fresh model,
+    as plain lists, dicts, strings and numbers, which fit into JSON. blocks: the dense blocks by name, for `distill_`.
     """
 
     replaced: list[Replaced]
@@ -69,7 +63,7 @@ class Report:
 
     @property
     def missed(self) -> float | None:
-        """The share of a block's output variance that eval() misses, in the worst block; None if none was measured."""
+        """The share of the output variance that eval() misses in the worst block; None if nothing was measured."""
         return None if (worst := self._worst()) is None else worst.missed
 
     def __str__(self) -> str:
@@ -97,29 +91,32 @@ class Report:
         return max((r for r in self.replaced if r.missed is not None), key=lambda r: r.missed or 0.0, default=None)
 
     def _verdict(self) -> list[str]:
-        """What eval() is worth now, and what to do about it."""
+        """How good eval() is now, and how to improve it."""
         worst = self._worst()
         if worst is None or worst.missed is None:
             why = self.replaced[0].measured_on if self.replaced else "nothing was replaced"
             return [f"eval() was not measured: {why}. Compare it with the dense model before you use it."]
         if worst.missed < _NOTHING:
-            return [f"eval() computes what the dense blocks did: on {worst.measured_on}, it misses nothing."]
+            return [f"eval() computes the same as the dense blocks: on {worst.measured_on}, it misses nothing."]
         far = worst.missed >= _FAR
         which = "" if len(self.replaced) == 1 else ", the worst block"
         share = f"the hard pass misses {percent(worst.missed)} of the output variance of {worst.name}{which}"
         worth = "is not usable yet" if far else "approximates the dense blocks"
         said = f"eval() {worth}: on {worst.measured_on}, {share}."
         if worst.measured_on == HELD_OUT:
-            return [said, ("Wider leaves and more data miss less. " if far else "") + "fastff.distill_ comes nearer."]
-        fit = 'Or begin again with the dense model: replace_(..., init="data", data=...), then fastff.distill_.'
+            return [
+                said,
+                ("Wider leaves and more data miss less. " if far else "") + "fastff.distill_ brings it closer.",
+            ]
+        fit = 'Or start again from the dense model: replace_(..., init="data", data=...), then fastff.distill_.'
         return [said, f"Train it with fastff.Recipe. {fit}"]
 
 
 class Distilled(NamedTuple):
-    """What `distill_` did at one place: `measure` before and after, on data that is held out.
+    """What `distill_` did at one place: `measure` before and after, on held-out data.
 
     measure: "missed" (a layer against its dense block), "drift" (the model against its teacher) or "loss"; MEASURES
-    says what each is. It is NaN where it could not be taken. kept: whether the leaves changed; if not, they were put
+    defines them. NaN if it could not be measured. kept: whether the new leaves were kept; if not, the old ones were put
     back, and `note` says why.
     """
 
@@ -141,7 +138,7 @@ class Distilled(NamedTuple):
 
 
 class Distillation(list[Distilled]):
-    """What `distill_` did: a list, one entry a place; str() makes a table of it."""
+    """What `distill_` did: a list with one entry per place; str() makes a table of it."""
 
     def __str__(self) -> str:
         rows = [one._cells() for one in self]
@@ -152,7 +149,7 @@ class Distillation(list[Distilled]):
 
     @property
     def trouble(self) -> str:
-        """Why nothing changed although something was missed, and the remedy; "" if something changed."""
+        """Why nothing changed although something was missed, and how to fix it; "" if something changed."""
         if any(one.kept for one in self) or all(one.before < _NOTHING for one in self):
             return ""
         first = next(one for one in self if not one.before < _NOTHING and one.note)

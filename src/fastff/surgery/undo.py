@@ -1,11 +1,11 @@
 """All or nothing: a call that fails, or is interrupted, leaves its models unchanged.
 
     with unchanged_on_error(model):
-        ...  # whatever raises here, Ctrl-C included, the model is put back and the exception goes on
+        ...  # if anything raises here, Ctrl-C included, the model is restored and the exception propagates
 
 A snapshot keeps what surgery and distillation change: the attributes of every module (children, parameters, hooks,
-mode, an overwritten forward), `requires_grad` and `grad` of every parameter, the values of buffers and of parameters
-that are trained. The outermost call takes it, so it does not matter which inner clean-up was interrupted.
+mode, an overwritten forward), `requires_grad` and `grad` of every parameter, the values of buffers and of trained
+parameters. The outermost call takes it, so it does not matter which inner clean-up was interrupted.
 """
 
 from collections import OrderedDict
@@ -18,13 +18,13 @@ from ..interrupts import guarded
 from ..switches import PROBING
 from ..validate import check_allocated
 
-_HOLDERS = (dict, OrderedDict, set)  # children, parameters, buffers and hooks lie in these
+_HOLDERS = (dict, OrderedDict, set)  # hold children, parameters, buffers and hooks
 
 
 @guarded
 def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = (), data: bool = False) -> Iterator[None]:
-    """Puts `models` back if the block raises; `values`: the parameters whose numbers the block changes; `data`: it sets
-    the .data of parameters and buffers."""
+    """Restore `models` if the block raises. values: the parameters whose values the block changes. data: whether it
+    sets the .data of parameters and buffers."""
     snapshot = _Snapshot(models, values, data)
     try:
         yield
@@ -34,7 +34,7 @@ def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = (), data: 
 
 
 def check_memory(*models: nn.Module) -> None:
-    """Raise for a tensor whose memory was freed: torch's own copies of one end the process."""
+    """Raise for a tensor whose memory was freed: copying one ends the process."""
     for model in models:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
@@ -58,7 +58,7 @@ class _Snapshot:
             self.fused = torch.backends.mha.get_fastpath_enabled()
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for module, state in self.modules.items():
             now = vars(module)
             for name in now.keys() - state.keys():

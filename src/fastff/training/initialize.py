@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import tree as heap
 from ..backends.reference import node_logit
-from ..batches import Enough, evaluating, feed, reached, watching
+from ..batches import StopForward, evaluation_mode, feed, watch_inputs
 from ..checks import check_int, check_number
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers
@@ -49,8 +49,8 @@ def initialize_tree_(model: nn.Module, data: Any, *, logit_std: float = 1.0, sam
 
 def place_trees(model: nn.Module, data: Any, layers: dict[str, FFF], logit_std: float, samples: int = SAMPLES) -> None:
     """initialize_tree_ for some layers of a model, not undone after an error."""
-    with evaluating(model):
-        names, read = reached(model, data, samples, layers)
+    with evaluation_mode(model):
+        names, read = read_until(model, data, samples, layers)
         for name in names:
             inputs = _inputs(model, name, layers[name], read)[:samples]
             check_finite(name, inputs)
@@ -64,11 +64,11 @@ def _inputs(model: nn.Module, name: str, layer: FFF, read: list[Any]) -> Tensor:
 
     def take(_: str, layer: FFF, x: Tensor) -> None:
         inputs.append(x.to(layer.node_weight.dtype))
-        raise Enough
+        raise StopForward
 
-    with watching({name: layer}, take):
+    with watch_inputs({name: layer}, take):
         for batch in read:
-            with suppress(Enough):
+            with suppress(StopForward):
                 feed(model, batch)
     return torch.cat(inputs)
 

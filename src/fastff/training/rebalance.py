@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import batches, check_reached, evaluating, feed, watching
+from ..batches import batches, check_reached, evaluation_mode, feed, watch_inputs
 from ..checks import check_int, check_share
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers
@@ -52,7 +52,7 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
     """rebalance_ in at most `passes` passes; returns their cost."""
     layers, cost = fff_layers(model), Cost()
     left, first = layers, None
-    with all_or_nothing(boundary_biases(model)), evaluating(model):
+    with all_or_nothing(boundary_biases(model)), evaluation_mode(model):
         for _ in range(len(layers) if passes is None else passes):
             moved = set()
             for group in _groups(left, samples):
@@ -75,7 +75,7 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
 def estimate(model: nn.Module, data: Any, samples: int = SAMPLES) -> Cost:
     """The cost of one pass, judged by the first batch and the number of batches, if that is known."""
     layers, source = fff_layers(model), batches(data)
-    with evaluating(model), torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
+    with evaluation_mode(model), torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
         one = _Pass(model, layers, {}, islice(source, 1), 1)
     forwards = math.ceil(samples / max(min(one.counts.values()), 1))
     with suppress(TypeError):  # an iterable of unknown length
@@ -107,7 +107,7 @@ class _Pass:
                 check_finite(name, x)
                 self._logits[name].append(layer.node_logits(x))
 
-        with watching(watched, see):
+        with watch_inputs(watched, see):
             for batch in source:
                 feed(model, batch)
                 self.read.append(batch)
