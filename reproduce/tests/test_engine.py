@@ -329,7 +329,7 @@ def test_two_processes_share_the_work(tmp_path):
 
 def test_without_ray_an_error_says_what_to_install(fake, results, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r'engine ray needs ray: pip install "\.\[ray\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'engine ray needs ray: pip install "\./reproduce\[ray\]"'):
         run(cases(), results, engine="ray")
 
 

@@ -211,7 +211,7 @@ def test_ray_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = fastff_("reproduce table1 --device cpu --engine ray")
     assert done.exit_code == 2
-    assert 'pip install ".[ray]"' in done.output
+    assert 'pip install "./reproduce[ray]"' in done.output
 
 
 def test_an_experiment_without_trainings_says_where_its_rows_come_from():

@@ -41,7 +41,7 @@ Format = Annotated[str, typer.Option("--format", help="table, json or csv")]
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="an experiment, or list: show all of them")],
     dataset: Annotated[
-        str | None, typer.Option(help="comma-separated; default: those of the paper that are here")
+        str | None, typer.Option(help="comma-separated; default: the paper's, if on this machine")
     ] = None,
     widths: Annotated[str | None, typer.Option(help="training widths, comma-separated; default: the paper's")] = None,
     leaf_widths: Annotated[str | None, typer.Option(help="comma-separated; default: the paper's")] = None,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastff.extras import install
 from fastff.provenance import machine
 
 from .divergence import Diverged
@@ -65,7 +64,9 @@ class Ray:
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise
-            raise ModuleNotFoundError(f"engine ray needs ray: {install('ray')}", name="ray") from None
+            raise ModuleNotFoundError(
+                'engine ray needs ray: pip install "./reproduce[ray]" in a checkout of fastff', name="ray"
+            ) from None
         self._ray: Any = ray
         if not ray.is_initialized():
             ray.init(log_to_driver=False, logging_level=logging.WARNING)  # the cluster at RAY_ADDRESS, or a local one
