@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test test-gpu test-sanitize lint bench docs clean
+.PHONY: demo test test-gpu test-sanitize test-aarch64 lint bench docs wheel clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,14 @@ test-sanitize:
 	cmake --build build/sanitize --parallel 2
 	build/sanitize/fastff_check
 
+# The same check, compiled for 64-bit ARM and run by an emulator.
+test-aarch64:
+	@for tool in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$tool > /dev/null || { \
+		echo "make test-aarch64 needs $$tool: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }; done
+	cmake -S . -B build/aarch64 -DFASTFF_CHECK=ON -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake
+	cmake --build build/aarch64 --parallel 2
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/aarch64/fastff_check
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,8 +42,12 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/sphinx-build -W -b html docs docs/_build
 
+# dist/: an sdist, and a manylinux wheel that passes its tests without a compiler.
+wheel:
+	PYTHON=$(PYTHON) scripts/wheel.sh
+
 clean:
-	rm -rf $(VENV) build docs/_build
+	rm -rf $(VENV) build dist docs/_build
 
 # pip's -c keeps every later install at the pinned torch.
 $(READY): pyproject.toml reproduce/pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)

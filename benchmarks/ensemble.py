@@ -1,32 +1,30 @@
-"""What it costs to train ten seeds of a case at once, over training one.
+"""The cost of training ten seeds of a case at once, over training one seed.
 
-Cells of Table 1 by our recipe from start to end, set-up and evaluations included. Both run in turn in one process,
-and medians are compared.
+Trains cells of Table 1 with our recipe, set-up and evaluation included. One and ten seeds alternate in one process, and
+their medians are compared.
 
     python benchmarks/ensemble.py --dataset usps --device cuda      # on a GPU a step is a CUDA graph
     python benchmarks/ensemble.py --device cpu --steps 200
 """
 
 import argparse
-import csv
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import torch
+from csv_rows import about, append
 
 from fastff_reproduce.data import load
 from fastff_reproduce.experiments import EXPERIMENTS
 from fastff_reproduce.runs import Case
-from fastff_reproduce.store import about
 from fastff_reproduce.trainer import train
 
 SEEDS = (1, 10)
 
 
 def cells(options: argparse.Namespace, seeds: int) -> dict[str, list[Case]]:
-    """The trainings for G_A of a dense layer and of trees, by name."""
+    """The trainings for test accuracy of a dense layer and of trees, by name."""
     found: dict[str, list[Case]] = {}
     for case in EXPERIMENTS["table1"].cases(
         datasets=[options.dataset],
@@ -63,21 +61,20 @@ def row(cases: list[Case], times: list[float], one: float, options: argparse.Nam
         "ratio": round(statistics.median(times) / one, 3),
         "repetitions": len(times),
     }
-    command = " ".join(["python benchmarks/ensemble.py", *sys.argv[1:]])
-    return measured | about(options.device, options.commit) | {"command": command}
+    return measured | about(options.device, "python benchmarks/ensemble.py", options.commit)
 
 
 def main() -> None:
     formats = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=formats)
     parser.add_argument("--dataset", default="digits", help="one of `fastff reproduce list`")
-    parser.add_argument("--data", type=Path, help="where the data sets lie; also FASTFF_DATA")
+    parser.add_argument("--data", type=Path, help="folder of the data sets; also FASTFF_DATA")
     parser.add_argument("--width", type=int, default=128, help="training width")
-    parser.add_argument("--leaf-widths", default="8,1", help="of the trees, separated by commas")
-    parser.add_argument("--steps", type=int, help="of a training; as in Table 1 otherwise")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where it trains")
-    parser.add_argument("--repetitions", type=int, default=3, help="of each training that is timed")
-    parser.add_argument("--commit", default="", help="what the rows say of the code, where it is not a checkout")
+    parser.add_argument("--leaf-widths", default="8,1", help="leaf widths of the trees, separated by commas")
+    parser.add_argument("--steps", type=int, help="steps of a training; Table 1's otherwise")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device to train on")
+    parser.add_argument("--repetitions", type=int, default=3, help="timed repetitions of each training")
+    parser.add_argument("--commit", default="", help="commit to store in the rows outside of a checkout")
     parser.add_argument("--output", type=Path, help="append the rows to this CSV file")
     options = parser.parse_args()
     if options.repetitions < 1:
@@ -85,7 +82,7 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device.")
     if options.output and not options.output.parent.is_dir():
-        parser.error(f"the directory of {options.output} is not there.")
+        parser.error(f"--output needs an existing folder; got {options.output}.")
     try:
         groups = {count: cells(options, count) for count in SEEDS}
         load(options.dataset, options.data)
@@ -103,12 +100,7 @@ def main() -> None:
         print(f"{name}: one seed {one:.2f} s, ten {ten:.2f} s, {ten / one:.2f}x", flush=True)
         rows += [row(groups[count][name], times[count], one, options) for count in SEEDS]
     if options.output:
-        new = not options.output.exists() or not options.output.stat().st_size
-        with options.output.open("a", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
+        append(options.output, rows)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Ctrl-C at a random time in each call that hooks, switches or changes a model: what does it leave behind?
+"""Press Ctrl-C at a random time in each call that hooks or changes a model, and count what it leaves behind.
 
     python benchmarks/interrupt.py --trials 700 --output results/interrupt.csv
 
-A timer calls the handler of SIGINT at a time drawn evenly over the length of the call. The model must then be as before
-the call, or as after a whole one: hooks, modes, requires_grad, attributes, parameters, torch.compile's stance. The
-traceback is kept alive meanwhile, as a prompt keeps it, so that no garbage collection cleans up.
+A timer calls the SIGINT handler at a time drawn evenly over the length of the call. The model must then equal the model
+before the call or after a complete one: hooks, modes, requires_grad, attributes, parameters, torch.compile's stance.
+The traceback stays alive meanwhile, as at a prompt, so that no garbage collection cleans up.
 """
 
 import argparse
-import csv
 import random
 import signal
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch._dynamo.eval_frame as dynamo
+from csv_rows import append
 from torch import nn
 
 import fastff
@@ -32,13 +32,13 @@ def trees():
 
 
 def last_step(model):
-    """A recipe whose next step is the last: it rebalances, makes the trees hard and takes the noise away."""
+    """A recipe whose next step is its last: it rebalances, hardens the trees and removes the noise."""
     recipe = fastff.Recipe(model, X, steps=1, min_share=0.8)
     return model, lambda model: recipe.step()
 
 
 def operated(**options):
-    """A model after surgery, to be distilled."""
+    """A model after surgery, ready to be distilled."""
     teacher, model = dense(), dense()
     report = fastff.replace_(model, depth=2, init="data", data=X)
     if "teacher" in options:
@@ -46,7 +46,7 @@ def operated(**options):
     return model, lambda model: fastff.distill_(model, report, X, steps=2, progress=False, **options)
 
 
-CALLS = {  # a model, and what is done with it
+CALLS = {  # a model, and the call to interrupt
     "usage": lambda: (trees(), lambda m: fastff.usage(m, X)),
     "initialize_tree_": lambda: (trees(), lambda m: fastff.initialize_tree_(m, X)),
     "rebalance_": lambda: (trees(), lambda m: fastff.rebalance_(m, X, min_share=0.8)),
@@ -59,7 +59,7 @@ CALLS = {  # a model, and what is done with it
 
 
 def state(model):
-    """All that a call may leave behind, by name."""
+    """Everything a call may leave behind, by name."""
     found = {"stance": dynamo._stance.stance, "gradients": torch.is_grad_enabled()}
     found |= {"handler": signal.getsignal(signal.SIGINT), "fast path": torch.backends.mha.get_fastpath_enabled()}
     for name, m in model.named_modules():
@@ -73,7 +73,7 @@ def state(model):
 def trial(make, after):
     """Interrupt a call, `after` seconds from its start if given; returns the state before and after."""
     torch.manual_seed(0)
-    torch.set_grad_enabled(True)  # what one trial left is not counted in the next
+    torch.set_grad_enabled(True)  # leftovers of one trial do not count in the next
     model, call = make()
     model.train()
     for p in list(model.parameters())[::3]:
@@ -90,7 +90,7 @@ def trial(make, after):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=700, help="of each call")
+    parser.add_argument("--trials", type=int, default=700, help="trials of each call")
     parser.add_argument("--calls", nargs="+", choices=CALLS, default=list(CALLS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -119,10 +119,8 @@ def main():
         rows.append(row)
     print(f"{sum(r['left'] for r in rows)} of {sum(r['interrupted'] for r in rows)} left something behind")
     if options.output:
-        with options.output.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        options.output.unlink(missing_ok=True)  # the rows of one run belong together
+        append(options.output, rows)
 
 
 if __name__ == "__main__":

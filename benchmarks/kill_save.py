@@ -1,4 +1,4 @@
-"""Kill saves at random moments, and let two processes save at once: does the directory always load, old or new?
+"""Kill saves at random moments, and let two processes save at once: the directory must always load.
 
 Three models that differ in weights and in the depth of their trees are saved over each other. A forked process saves
 while this one kills it with SIGKILL, after a delay drawn from the whole duration of a save; or two processes save into
@@ -11,9 +11,7 @@ The exit code is 1 if a directory did not load, or held a mixture, or if tempora
 """
 
 import argparse
-import contextlib
 import copy
-import csv
 import os
 import random
 import signal
@@ -27,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from csv_rows import about, append
 from torch import Tensor, nn
 
 import fastff
-from fastff_reproduce.store import about
+from fastff.progress import progress
 
 State = dict[str, Tensor]
 Save, Load = Callable[[int, Path], None], Callable[[Path], State]
@@ -94,7 +93,7 @@ def go(pipe: int) -> None:
 
 
 def found(states: list[State], load: Load, folder: Path) -> int | None:
-    """Which of the models a directory holds; None if it does not load, or holds a mixture."""
+    """The number of the model in a directory; None if it does not load or holds a mixture."""
     try:
         state = load(folder)
     except (OSError, ValueError) as error:
@@ -107,7 +106,7 @@ def found(states: list[State], load: Load, folder: Path) -> int | None:
 
 
 def kills(states: list[State], save: Save, load: Load, folder: Path, trials: Iterable[int]) -> tuple[Counter, float]:
-    """Outcomes of saves that were killed, and how many milliseconds a whole save takes."""
+    """Outcomes of killed saves, and the milliseconds of a complete save."""
     times = []
     for number in (0, 1, 2, 0, 1, 2, 0):
         process, pipe = start(save, number, folder)
@@ -146,15 +145,12 @@ def pairs(states: list[State], save: Save, load: Load, folder: Path, trials: Ite
     return outcomes
 
 
-@contextlib.contextmanager
-def progress(what: str, count: int) -> Iterator[Iterable[int]]:
-    """range(count), with a bar where rich is installed and somebody looks."""
-    try:
-        from rich.progress import track
-    except ModuleNotFoundError:
-        yield range(count)
-        return
-    yield track(range(count), what, disable=not sys.stdout.isatty())
+def counted(what: str, count: int) -> Iterator[int]:
+    """range(count) with a progress bar."""
+    with progress(what, count) as advance:
+        for i in range(count):
+            yield i
+            advance()
 
 
 def main() -> None:
@@ -162,9 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=formats)
     parser.add_argument("--pretrained", action="store_true", help="save_pretrained of the transformers integration")
     parser.add_argument("--kills", type=int, default=2000, help="saves that are killed")
-    parser.add_argument("--pairs", type=int, default=500, help="times that two processes save at once")
-    parser.add_argument("--seed", type=int, default=0, help="of the delays")
-    parser.add_argument("--commit", default="", help="what the rows say of the code, where it is not a checkout")
+    parser.add_argument("--pairs", type=int, default=500, help="trials with two processes that save at once")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the delays")
+    parser.add_argument("--commit", default="", help="commit to store in the rows outside of a checkout")
     parser.add_argument("--output", type=Path, help="append the rows to this CSV file")
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
@@ -175,27 +171,19 @@ def main() -> None:
         folder = Path(temporary) / "save"
         save(0, folder)
         files = sorted(path.name for path in folder.iterdir())
-        with progress("kills", options.kills) as trials:
-            killed, duration = kills(states, save, load, folder, trials)
-        with progress("pairs", options.pairs) as trials:
-            paired = pairs(states, save, load, folder, trials)
+        killed, duration = kills(states, save, load, folder, counted("kills", options.kills))
+        paired = pairs(states, save, load, folder, counted("pairs", options.pairs))
         save(0, folder)
         left = sorted(path.name for path in folder.iterdir())
     what = "save_pretrained" if options.pretrained else "save"
-    command = " ".join(["python benchmarks/kill_save.py", *sys.argv[1:]])
     for trial, outcomes in (("kill", killed), ("pair", paired)):
         row = {"what": what, "trial": trial, "trials": outcomes.total()}
         row |= {name: outcomes[name] for name in ("old", "new", "broken")}
         row |= {"left_behind": len(left) - len(files), "save_ms": round(duration, 2)}
-        rows.append(row | about("cpu", options.commit) | {"command": command})
+        rows.append(row | about("cpu", "python benchmarks/kill_save.py", options.commit))
         print(", ".join(f"{key} {value}" for key, value in row.items()))
     if options.output:
-        new = not options.output.exists() or not options.output.stat().st_size
-        with options.output.open("a", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
+        append(options.output, rows)
     sys.exit(int(left != files or any(row["broken"] for row in rows)))
 
 

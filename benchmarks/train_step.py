@@ -1,22 +1,21 @@
-"""What a training step of an FFF costs, over a dense feedforward layer of the same training width.
+"""The cost of a training step of an FFF over a dense feedforward layer of the same training width.
 
 Forward and backward with gradients of all parameters and of the input, 768 -> 768, batch 256 by default. All models of
-a row run in turn in one process, inputs rotated, and medians are compared: on a noisy machine only the ratio means
-something. On a GPU the step is replayed as a CUDA graph. Peak memory is what the step holds at a time beyond the
-parameters: activations, temporaries and gradients.
+a size alternate in one process on rotating inputs, and medians are compared: on a noisy machine only the ratio means
+something. On a GPU the step is replayed as a CUDA graph. Peak memory counts what the step holds beyond the parameters:
+activations, temporaries and gradients.
 
     python benchmarks/train_step.py                                       # CPU, float32
     python benchmarks/train_step.py --device cuda --dtype bfloat16 --compile
 """
 
 import argparse
-import csv
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import torch
+from csv_rows import append
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -46,7 +45,7 @@ def step(model: nn.Module, x: Tensor, grad: Tensor) -> None:
 
 
 def peak(model: nn.Module, x: Tensor, grad: Tensor) -> int:
-    """The most bytes that a step holds at a time beyond what it starts with."""
+    """The most bytes that a step holds at once, beyond those at its start."""
     step(model, x, grad)
     model.zero_grad(set_to_none=True)
     if x.is_cuda:
@@ -67,7 +66,7 @@ def peak(model: nn.Module, x: Tensor, grad: Tensor) -> int:
 
 
 class Replay:
-    """The step on each of the inputs as a CUDA graph: the device's time alone, without that of launching."""
+    """The step on each input as a CUDA graph: device time without launches."""
 
     def __init__(self, model: nn.Module, data: Tensor, grad: Tensor) -> None:
         self.graphs = []
@@ -174,13 +173,8 @@ def main() -> None:
             cost = f"{row['median_ms']:>10} ms  {row['ratio']:>8}x dense  memory {row['memory_ratio']}x"
             print(f"l={leaf_width:<3} d={depth:<3} {row['model']:<22} {cost}", flush=True)
     if options.output:
-        new = not options.output.exists()
-        with options.output.open("a", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
+        append(options.output, rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

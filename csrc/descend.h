@@ -11,19 +11,15 @@ constexpr int PAIRS = W == 16 ? 4 : 2;  // rows of x that descend in step
 template <int P, class E>
 INLINE void dot_pairs(const E* const* w, const float* const* x, int64_t n, float* z) {
     V sum[P][4] = {};
+    auto add = [&](auto p, auto i, int64_t at, auto... count) INLINE_LAMBDA {
+        V& s = sum[p.value][i.value];
+        s = fma(load(w[p.value] + at, count...), load(x[p.value] + at, count...), s);
+    };
     int64_t k = 0;
     for (; k + 4 * W <= n; k += 4 * W)
-        unroll<P>([&](auto p) {
-            unroll<4>([&](auto i) {
-                sum[p.value][i.value] += load(w[p.value] + k + i.value * W) * load(x[p.value] + k + i.value * W);
-            });
-        });
-    for (; k + W <= n; k += W)
-        unroll<P>([&](auto p) { sum[p.value][0] += load(w[p.value] + k) * load(x[p.value] + k); });
-    if (k < n)
-        unroll<P>([&](auto p) {
-            sum[p.value][1] += load(w[p.value] + k, int(n - k)) * load(x[p.value] + k, int(n - k));
-        });
+        unroll<P>([&](auto p) { unroll<4>([&](auto i) { add(p, i, k + i.value * W); }); });
+    for (; k + W <= n; k += W) unroll<P>([&](auto p) { add(p, Index<0>{}, k); });
+    if (k < n) unroll<P>([&](auto p) { add(p, Index<1>{}, k, int(n - k)); });
     V total[P];
     unroll<P>([&](auto p) {
         auto& s = sum[p.value];

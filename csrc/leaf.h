@@ -57,7 +57,7 @@ INLINE void dots(const E* w, int64_t stride, const float* const* x, int64_t n, f
             V b = T < R ? get_w(w + j.value * stride) : get_x(row[j.value]);
             unroll<held>([&](auto i) {
                 constexpr int t = T < R ? i.value : j.value, r = T < R ? j.value : i.value;
-                sum[t * R + r] += a[i.value] * b;
+                sum[t * R + r] = fma(a[i.value], b, sum[t * R + r]);
             });
         });
     };
@@ -169,7 +169,10 @@ INLINE void mix_columns(const E* w, int64_t stride, const E* bias, const int32_t
         unroll<T>([&](auto t) { a[t.value] = splat(h[t.value * h_stride + r]); });
         unroll<C>([&](auto c) {
             V b = load(row + c.value * W, count...);
-            unroll<T>([&](auto t) { sum[t.value * C + c.value] += a[t.value] * b; });
+            unroll<T>([&](auto t) {
+                constexpr int i = decltype(t)::value * C + decltype(c)::value;
+                sum[i] = fma(a[t.value], b, sum[i]);
+            });
         });
     }
     ahead = soon;

@@ -11,6 +11,9 @@
 #else
 #define FASTFF_WIDTH 4
 #endif
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -43,6 +46,21 @@ INLINE void unroll(F&& f) {
 }
 
 INLINE V splat(float a) { return a - V{}; }  // unlike V{} + a, right for -0, and so without an addition
+
+// a * b + c, rounded once where the instruction set has such an instruction. Said outright and not left to the compiler
+// (-ffp-contract=off): GCC 13 fuses the sums of some kernels and not of others, and then a row's result depends on how
+// many rows share its leaf.
+INLINE V fma(V a, V b, V c) {
+#if defined(__AVX512F__)
+    return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
 
 // GCC 12 takes __builtin_convertvector apart, at twice the time of a product; these are one instruction each.
 INLINE U to_32_bits(H a) {

@@ -1,24 +1,23 @@
 """A small GPT-2 and a small Llama, trained from scratch on text: dense feedforward blocks and FFF side by side.
 
     python examples/language.py                      # both, about 12 minutes on 2 cores
-    python examples/language.py --models gpt2        # one of them
+    python examples/language.py --models gpt2        # one family
     python examples/language.py --device cuda --steps 3000
 
-The text is the source of Python's standard library, which every machine has; whole files are held out. Every model of a
-family starts from the same seed and sees the same batches. FFF layers come into the fresh model by `fastff.replace_`
-and are trained with `fastff.Recipe`. All losses are those of eval(), which is the hard pass: one leaf a token. They are
-measured on two sets of files: one for the curves and for choosing settings, one for the final numbers alone.
+The text is the source of Python's standard library, which every machine has; whole files are held out. All models of a
+family start from the same seed and see the same batches. `fastff.replace_` puts FFF layers into the fresh model, and
+`fastff.Recipe` trains them. All losses use eval(), the hard pass: one leaf per token. There are two held-out sets: one
+for the curves and for choosing settings, one for the final numbers.
 """
 
 import argparse
 import csv
 import json
 import math
-import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +25,15 @@ import torch
 import torch.nn.functional as F
 from language_text import Text, read_text
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel
 
 import fastff
+from fastff.atomic import replacing
+from fastff.bench import EagerRunner, OtherLoad, interleave
 from fastff.bench import rows as bench
-from fastff.bench.timing import EagerRunner, OtherLoad, interleave
+from fastff.progress import progress
 from fastff.provenance import checkout, machine
 
 NAMES = {"gpt2": "GPT-2", "llama": "Llama"}
@@ -65,14 +65,14 @@ class Blocks(NamedTuple):
 
 
 def build(family: str, blocks: Blocks, vocabulary: int, o: argparse.Namespace) -> PreTrainedModel:
-    """The model from its config; dense for all but the feedforward blocks, which fastff.replace_ exchanges."""
+    """A fresh model from its config; fastff.replace_ exchanges its feedforward blocks."""
     torch.manual_seed(o.seed)
-    heads = o.dim // 32
+    heads = o.heads or o.dim // 32
     same = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False, "tie_word_embeddings": True}
-    # Their own range, 0.02, is meant for wider models: dense ones of 128 learn more slowly from it.
+    # The families' default, 0.02, is for wider models: dense models of width 128 learn more slowly from it.
     same |= {"vocab_size": vocabulary, "initializer_range": o.dim**-0.5}
     if family == "gpt2":
-        # gelu and not its tanh form, GPT-2's own: FFF has kernels for it.
+        # gelu instead of GPT-2's tanh form: FFF has kernels for it.
         sizes = {
             "n_embd": o.dim,
             "n_layer": o.layers,
@@ -107,8 +107,8 @@ def evaluate(model: nn.Module, windows: Tensor, soft: bool = False) -> float:
     return sum(loss * count for loss, count in parts) / len(windows)
 
 
-def train(model: PreTrainedModel, text: Text, o: argparse.Namespace, progress: Progress, name: str) -> dict[str, Any]:
-    """Train a model, and say how it went: the curve of (step, loss of training, loss of validation) among it."""
+def train(model: PreTrainedModel, text: Text, o: argparse.Namespace, advance: Callable[..., None]) -> dict[str, Any]:
+    """Train a model; returns its losses, its use of leaves and the curve of (step, training loss, validation loss)."""
     generator = torch.Generator().manual_seed(o.seed)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
@@ -119,11 +119,10 @@ def train(model: PreTrainedModel, text: Text, o: argparse.Namespace, progress: P
         optimizer, lambda i: min(1, (i + 1) / warm) * (0.05 + 0.95 * (1 + math.cos(math.pi * i / o.steps)) / 2)
     )
     recipe = None
-    if is_fff(model):
+    if any(isinstance(module, fastff.FFF) for module in model.modules()):
         sample = text.batch(torch.Generator().manual_seed(o.seed + 1), 32)[:, :-1]
         settings = {"rebalance_every": max(1, o.steps // 20)} | o.recipe
         recipe = fastff.Recipe(model, sample, steps=o.steps, **settings)
-    task = progress.add_task(name, total=o.steps)
     curve, recent, seconds = [], [], 0.0
     for step in range(o.steps):
         if step % max(1, o.steps // 8) == 0:
@@ -146,7 +145,7 @@ def train(model: PreTrainedModel, text: Text, o: argparse.Namespace, progress: P
             begin = time.perf_counter()
             recipe.step()
             seconds += time.perf_counter() - begin
-        progress.update(task, advance=1, description=f"{name}: loss {mean(recent):.2f}")
+        advance(text=f"loss {mean(recent):.2f}")
     curve.append((o.steps, mean(recent), evaluate(model, text.validation)))
     loss = evaluate(model, text.test)
     found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss / math.log(2) / text.bytes_per_token}
@@ -157,10 +156,6 @@ def train(model: PreTrainedModel, text: Text, o: argparse.Namespace, progress: P
         found["leaves_used"] = min(one.leaves_used for one in used)  # of the layer that uses the fewest
         found["smallest_share"] = min(one.smallest_share for one in used)
     return found
-
-
-def is_fff(model: nn.Module) -> bool:
-    return any(isinstance(module, fastff.FFF) for module in model.modules())
 
 
 def mean(values: Sequence[float]) -> float:
@@ -178,9 +173,9 @@ def feedforward(model: nn.Module) -> list[nn.Module]:
 
 @torch.inference_mode()
 def time_all(trained: dict[str, PreTrainedModel], text: Text, o: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Microseconds of the feedforward blocks alone, all of a model, and of the whole model, by TIMED; taken in turn.
+    """Microseconds of all feedforward blocks and of the whole model, by TIMED. Models alternate.
 
-    The blocks run on what reaches them in their own model on test text, so leaves are visited as they really are.
+    The blocks run on the inputs that reach them in their own model on test text: leaves are visited as in real use.
     """
     found: dict[str, dict[str, Any]] = {name: {} for name in trained}
     load = OtherLoad()
@@ -225,7 +220,7 @@ def wait(device: str) -> None:
 
 @torch.inference_mode()
 def continuation(model: PreTrainedModel, text: Text, prompt: str, tokens: int = 24) -> str:
-    """What the model writes on, by the hard pass: the likeliest token each time."""
+    """A greedy continuation of the prompt by the hard pass."""
     ids = text.tokenizer.encode(prompt).ids
     device, context = next(model.parameters()).device, text.test.shape[1] - 1
     model.eval()
@@ -236,7 +231,7 @@ def continuation(model: PreTrainedModel, text: Text, prompt: str, tokens: int = 
 
 
 def save(path: Path, new: Sequence[dict[str, Any]]) -> None:
-    """Put rows into the file, in place of those of the same training; written whole or not at all."""
+    """Put rows into the file; they replace rows of the same training."""
     old: list[dict[str, Any]] = []
     if path.exists():
         with path.open(newline="") as file:
@@ -245,13 +240,10 @@ def save(path: Path, new: Sequence[dict[str, Any]]) -> None:
             if reader.fieldnames != COLUMNS:
                 raise SystemExit(f"{path} has other columns than the rows of this script. Choose another --rows.")
     rows = {tuple(words(row)[name] for name in KEY): words(row) for row in [*old, *new]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", newline="") as file:
+    with replacing(path) as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows.values())
-    draft.replace(path)
 
 
 def words(row: dict[str, Any]) -> dict[str, str]:
@@ -260,11 +252,13 @@ def words(row: dict[str, Any]) -> dict[str, str]:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """The loss of validation over the steps, by the hard pass; a panel for each family."""
+    """Validation loss of the hard pass over the steps; a panel for each family."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fastff"}  # text as text: small files, the same every time
 
     families = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = plt.subplots(
@@ -283,18 +277,18 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set(title=NAMES[family], xlabel="step", ylim=(lowest - 0.1, highest + 0.1))
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
-    panels[0][0].set_ylabel("validation loss, nats a token (hard pass)")
+    panels[0][0].set_ylabel("validation loss, nats per token (hard pass)")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
 
 def show(rows: Sequence[dict[str, Any]], text: Text, console: Console) -> None:
     table = Table(
         title="The same text, steps and seed; every loss by the hard pass",
-        caption=f"Loss: nats a token on test files; guessing by frequency scores {text.unigram_loss():.2f}. "
+        caption=f"Loss: nats per token on test files; guessing by frequency scores {text.unigram_loss():.2f}. "
         "Soft: by the soft pass, before the last step hardens it. Leaves: used, in the layer with the fewest. "
-        "Times: over the first dense model's; feedforward blocks alone, then whole model; sequences x tokens.",
+        "Speed-up over the first dense model: feedforward blocks alone, then whole model; sequences x tokens.",
     )
     sizes = [f"{part} {batch}x{length}" for part in ("blocks", "model") for batch, length in TIMED]
     for header in ("", "blocks", "neurons", "parameters", "loss", "soft", "perplexity", "bits/byte", "leaves", *sizes):
@@ -321,6 +315,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rate", type=float, default=3e-3, help="highest learning rate (default: 3e-3)")
     add("--seed", type=int, default=0)
     add("--dim", type=int, default=128, help="width of the residual stream, a multiple of 32 (default: 128)")
+    add("--heads", type=int, help="attention heads; must divide --dim (default: one for 32 features)")
     add("--layers", type=int, default=4, help="(default: 4)")
     add("--context", type=int, default=128, help="tokens in a sequence, at least 64 (default: 128)")
     add("--vocabulary", type=int, default=1024, help="of the byte-level BPE that is trained first (default: 1024)")
@@ -343,32 +338,31 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--models are of gpt2 and llama, --dense widths, --sizes depth x leaf width, as in 3x64,5x64")
     if o.context < 64 or min(o.steps, o.batch, o.layers) < 1 or o.dim < 32 or o.dim % 32:
         parser.error("--context must be at least 64, --dim a multiple of 32, the other sizes at least 1")
+    if o.heads is not None and (o.heads < 1 or o.dim % o.heads):
+        parser.error(f"--heads must divide --dim, {o.dim}; got {o.heads}")
     o.command = shlex.join(["python", "examples/language.py", *(sys.argv[1:] if arguments is None else arguments)])
     return o
 
 
 def run(o: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Train, measure and show all; what is done is in the file of rows at any time."""
+    """Train, measure and show all models; finished ones are in the file of rows at any time."""
     text = read_text(o.text, o.limit, o.vocabulary, o.context)
     vocabulary = text.tokenizer.get_vocab_size()
     console.print(f"{len(text.train):,} tokens to train on, {o.steps * o.batch * o.context:,} are seen by each model")
     about = bench.about(o.device, o.command, checkout()) | {"device": o.device}
     rows: list[dict[str, Any]] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for family in o.families:
         trained: dict[str, PreTrainedModel] = {}
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            for blocks in o.blocks:
-                model = trained[blocks.name] = build(family, blocks, vocabulary, o)
-                row = {"model": family, "name": blocks.name, "neurons": blocks.neurons, "vocabulary": vocabulary}
-                row |= {
-                    name: getattr(o, name) for name in ("seed", "steps", "batch", "rate", "dim", "layers", "context")
-                }
-                row |= {"width": blocks.width, "depth": blocks.depth, "leaf_width": blocks.leaf_width}
-                row["parameters"] = sum(p.numel() for p in model.parameters())
-                row["settings"] = json.dumps({"init": o.init} | o.recipe) if blocks.depth is not None else "{}"
-                rows.append(about | row | train(model, text, o, progress, f"{NAMES[family]}, {blocks.name}"))
-                save(o.rows, rows[-1:])
+        for blocks in o.blocks:
+            model = trained[blocks.name] = build(family, blocks, vocabulary, o)
+            row = {"model": family, "name": blocks.name, "neurons": blocks.neurons, "vocabulary": vocabulary}
+            row |= {name: getattr(o, name) for name in ("seed", "steps", "batch", "rate", "dim", "layers", "context")}
+            row |= {"width": blocks.width, "depth": blocks.depth, "leaf_width": blocks.leaf_width}
+            row["parameters"] = sum(p.numel() for p in model.parameters())
+            row["settings"] = json.dumps({"init": o.init} | o.recipe) if blocks.depth is not None else "{}"
+            with progress(f"{NAMES[family]}, {blocks.name}", o.steps) as advance:
+                rows.append(about | row | train(model, text, o, advance))
+            save(o.rows, rows[-1:])
         times = time_all(trained, text, o)
         for row in rows[-len(trained) :]:
             row |= times[row["name"]]

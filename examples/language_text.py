@@ -1,6 +1,6 @@
 """The text that examples/language.py trains on: files of a folder, by default the source of Python's standard library.
 
-Whole files are held out, in two sets, and tokens are those of a small byte-level BPE that is trained on the spot.
+Whole files are held out, in two sets. A small byte-level BPE is trained first.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ LEAST = 200_000  # characters
 
 @dataclass
 class Text:
-    """Tokens to train on, and windows (count, context + 1) of two sets of files that no model is trained on."""
+    """Training tokens, and windows (count, context + 1) of two sets of held-out files."""
 
     tokenizer: Tokenizer
     train: Tensor
@@ -32,7 +32,7 @@ class Text:
         return self.train[starts.unsqueeze(1) + torch.arange(length)]
 
     def unigram_loss(self) -> float:
-        """What guessing by frequency alone would score on the test windows."""
+        """The loss of guessing by token frequency on the test windows."""
         counts = torch.bincount(self.train, minlength=self.tokenizer.get_vocab_size()).float() + 1
         return -(counts / counts.sum()).log()[self.test[:, 1:]].mean().item()
 

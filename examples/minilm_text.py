@@ -1,7 +1,7 @@
-"""The text of examples/minilm.py: sentences from docstrings of packages that are at hand.
+"""The text of examples/minilm.py: sentences from docstrings.
 
-What is learned from comes from the installed packages, what is measured on from Python's standard library. A sentence
-that stands in both, but for case, numbers and punctuation, is left out of the first.
+Training text comes from the installed packages, held-out text from Python's standard library. Sentences in both are
+removed from the training text; case, numbers and punctuation do not count.
 """
 
 import ast
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def docstrings(root: Path, skip: set[str]) -> Iterator[str]:
-    """Of the Python files below a folder, in an order that is the same everywhere and mixes the packages."""
+    """Docstrings of the Python files below a folder, in a fixed order that mixes the packages."""
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     names = [name for name in paths if not skip & set(Path(name).parts)]
     for name in sorted(names, key=lambda name: (hashlib.sha256(name.encode()).digest(), name)):
@@ -30,7 +30,7 @@ def docstrings(root: Path, skip: set[str]) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Those of 6 to 60 words that are words for the most part."""
+    """Sentences of 6 to 60 words that consist mostly of letters."""
     for paragraph in re.split(r"\n\s*\n", text):
         for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(paragraph.split())):
             letters = sum(c.isalpha() or c == " " for c in sentence)
@@ -39,12 +39,12 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def bare(sentence: str) -> str:
-    """What two sentences have in common that differ in case, numbers and punctuation alone."""
+    """The sentence without case, numbers and punctuation."""
     return " ".join(re.findall("[a-z]+", sentence.lower()))
 
 
 def collect(root: Path, skip: set[str], limit: int | None, without: Collection[str] = ()) -> list[str]:
-    """Sentences of docstrings, each of them once, and none that is among those `without`."""
+    """Sentences of docstrings, each once, except those in `without`."""
     found: dict[str, str] = {}
     for text in docstrings(root, skip):
         for sentence in sentences(text):
@@ -56,7 +56,7 @@ def collect(root: Path, skip: set[str], limit: int | None, without: Collection[s
 
 
 def read_text(limit: int, held_out: int, seed: int) -> tuple[list[str], list[str]]:
-    """Sentences to learn from, of installed packages, and to measure on, of the standard library."""
+    """Training sentences from installed packages, and held-out ones from the standard library."""
     tests = {"test", "tests", "idle_test"}
     library = collect(Path(sysconfig.get_path("stdlib")), tests | {"site-packages", "dist-packages"}, None)
     train = collect(Path(sysconfig.get_path("purelib")), tests, limit, without=set(map(bare, library)))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fastff
+from fastff.backends import Request
 
 ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"]
 
@@ -29,6 +30,12 @@ def state(layer):
     return {name: None if getattr(layer, name) is None else getattr(layer, name).detach() for name in names}
 
 
+def request(x, tree, leaves, activation="relu", **options):
+    """The pass that these tensors ask for."""
+    kind = "visit" if tree is None else "route" if leaves is None else "hard"
+    return Request.make(options.pop("kind", kind), x, tree, leaves, activation, **options)
+
+
 def relative_error(value, exact):
     return ((value.double() - exact).norm() / exact.norm().clamp(min=1e-30)).item()
 
@@ -43,3 +50,32 @@ def without_interpreter(code):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+
+
+class Block(nn.Module):
+    """A residual block with one FFF layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.fff = fastff.FFF(8, 8, depth=3, leaf_width=4)
+
+    def forward(self, x):
+        return x + self.fff(x)
+
+
+def stack(layers=4, shift=1.0):
+    """Blocks whose trees were balanced and then disturbed; data; and a list that counts forwards."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(layers)])
+    x = list(torch.randn(1024, 8).split(256))
+    fastff.initialize_tree_(model, x)
+    with torch.no_grad():
+        for block in model:
+            block.fff.node_bias += shift * torch.randn(7)
+    forwards = []
+    model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    return model, x, forwards
+
+
+def smallest_share(model, x):
+    return min(used.smallest_share for used in fastff.usage(model, x).values())

@@ -36,7 +36,7 @@ def test_gates_and_losses_equal_the_loop(experts, batch, data, seed):
     torch.testing.assert_close(gates, oracle.moe_gates(clean, std, noise, k), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(load, oracle.moe_load(clean, std, noise, k), rtol=1e-10, atol=1e-12)
     layer = fastff.baselines.MoE(3, 2, num_experts=experts, expert_width=2, k=k)
-    layer._importance, layer._load = gates.sum(0).requires_grad_(), load.requires_grad_()
+    layer.last_importance, layer.last_load = gates.sum(0).requires_grad_(), load.requires_grad_()
     assert fastff.baselines.importance_loss(layer).item() == pytest.approx(
         oracle.moe_importance_loss(gates), rel=1e-9, abs=1e-12
     )
@@ -85,10 +85,10 @@ def test_training_noise_has_the_learned_size():
     layer(torch.ones(40000, 1, dtype=torch.float64))
     std = math.log(2) + 1e-2  # softplus(0) and the floor
     chance = 0.5 * math.erfc(-1 / (std * math.sqrt(2)) / math.sqrt(2))
-    assert layer._importance[0].item() / 40000 == pytest.approx(
+    assert layer.last_importance[0].item() / 40000 == pytest.approx(
         chance, abs=4 * math.sqrt(chance * (1 - chance) / 40000)
     )
-    assert layer._load[0].item() / 40000 == pytest.approx(chance, abs=0.01)
+    assert layer.last_load[0].item() / 40000 == pytest.approx(chance, abs=0.01)
 
 
 def test_losses_train_the_gate_and_keep_no_graph():
@@ -100,19 +100,19 @@ def test_losses_train_the_gate_and_keep_no_graph():
     for layer in model:
         for parameter in layer.parameters():
             assert parameter.grad.abs().sum() > 0
-        assert layer._importance.grad_fn is None
-        assert layer._load.grad_fn is None
-    with pytest.raises(RuntimeError, match="backward has been through it"):
+        assert layer.last_importance.grad_fn is None
+        assert layer.last_load.grad_fn is None
+    with pytest.raises(RuntimeError, match="backward has passed it"):
         fastff.baselines.load_loss(model)
 
 
 def test_no_graph_is_kept_where_the_losses_are_not_used():
     layer = random_moe(k=2)
     layer(torch.randn(30, 5, dtype=torch.float64)).sum().backward()
-    assert layer._importance.grad_fn is None
-    assert layer._load.grad_fn is None
+    assert layer.last_importance.grad_fn is None
+    assert layer.last_load.grad_fn is None
     for loss in (fastff.baselines.importance_loss, fastff.baselines.load_loss):
-        with pytest.raises(RuntimeError, match="backward has been through it"):
+        with pytest.raises(RuntimeError, match="backward has passed it"):
             loss(layer)
 
 

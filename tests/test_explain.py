@@ -32,7 +32,7 @@ def test_training():
     assert (found.backend, found.reason, found.how) == (
         "reference",
         "chosen by fastff.backend('reference')",
-        "as it is written",
+        "step by step, as the specification says",
     )
 
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastff
 from fastff import functional
-from fastff.backends import available
+from fastff.backends import Request, available
 from helpers import make, relative_error
 
 
@@ -150,7 +150,7 @@ def ready():
     """A layer whose direct way is prepared."""
     layer = make(dtype=torch.float32, depth=3, activation="gelu").eval()
     follows(layer, torch.randn(3, 5))
-    assert (layer._direct.plan is not None) == ("native" in available())
+    assert (layer._plans.plan is not None) == ("native" in available())
     return layer
 
 
@@ -332,7 +332,7 @@ def test_tracers_do_not_group_samples_by_leaf():
     """Leaves so large that samples go leaf by leaf: a program recorded for some samples must hold for others."""
     layer = make(300, 60, dtype=torch.float32, depth=3, leaf_width=64).eval()
     x, other = torch.randn(9, 300), torch.randn(5, 300)
-    assert "leaf by leaf" in fastff.backends.aten.describe(x, layer.tree, layer.leaves)
+    assert "leaf by leaf" in fastff.backends.aten.describe(Request.make("hard", x, layer.tree, layer.leaves, "relu"))
     with torch.no_grad():
         torch.testing.assert_close(torch.jit.trace(layer, x)(other), layer(other), **CLOSE)
         torch.testing.assert_close(make_fx(layer)(x)(x + 1), layer(x + 1), **CLOSE)
@@ -346,7 +346,7 @@ def test_an_explicit_choice_is_kept(ready):
         with fastff.backend("native"):
             assert torch.equal(ready(x), plain)
         calls = []
-        ready._direct.plan.run = lambda x: calls.append(x)
+        ready._plans.plan.run = lambda x: calls.append(x)
         for name in ("reference", "aten"):
             with fastff.backend(name):
                 torch.testing.assert_close(ready(x), plain, **CLOSE)

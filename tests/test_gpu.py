@@ -8,8 +8,8 @@ import torch
 from test_backends import plain_leaf
 
 import fastff
-from fastff.backends import available, reference, triton
-from fastff.backends.triton import Way
+from fastff.backends import available, reference, triton, triton_hard
+from fastff.backends.triton_hard import Launch
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, relative_error, without_interpreter
 
@@ -143,8 +143,8 @@ def test_triton_is_there():
     assert fastff.explain(layer.float().train(), x).backend == "triton_soft"
 
 
-ALONE = Way(False)
-GROUPED = Way(True, k=32, n=64)
+ALONE = Launch(False)
+GROUPED = Launch(True, k=32, n=64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -170,11 +170,11 @@ def test_hard_pass_agrees_with_float64(dtype, way, batch, sizes, depth, leaf_wid
     if way == "top":
         if dtype == torch.float32 or depth == 0 or "node_width" in options:
             pytest.skip("not a way that is ever taken")
-        launch = Way(True, tile=32, top=min(depth, 8), leaf_tile=64, splits=2, k=64, n=64, stages=4)
+        launch = Launch(True, tile=32, top=min(depth, 8), leaf_tile=64, splits=2, k=64, n=64, stages=4)
     if batch == 1 and launch is GROUPED:
         pytest.skip("not a way that is ever taken; plain torch adds up one sample in another order, and closer")
     if way == "sorted":
-        monkeypatch.setattr(triton, "_MOST_LISTED", 0)
+        monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     shape = {"depth": depth, "leaf_width": leaf_width} | options
     layer = make(*sizes, scale=2.0, dtype=dtype, **shape).requires_grad_(False).eval()
     exact = make(*sizes, **shape).requires_grad_(False).eval()
@@ -187,7 +187,7 @@ def test_hard_pass_agrees_with_float64(dtype, way, batch, sizes, depth, leaf_wid
     clear = (logits.gather(1, visited).abs() > 1e-5).all(-1)  # sums are float32 ones in every dtype
     assert clear.sum() > 0.9 * batch
     on_gpu = copy.deepcopy(layer).cuda()
-    y, leaf = triton.hard_with_leaf(x.cuda(), on_gpu.tree, on_gpu.leaves, activation, launch)
+    y, leaf = triton.hard(x.cuda(), on_gpu.tree, on_gpu.leaves, activation, launch)
     assert y.dtype == dtype
     assert torch.equal(leaf.cpu()[clear], route[clear])
     assert torch.equal(on_gpu.route(x.cuda()).cpu()[clear], route[clear])
@@ -214,9 +214,9 @@ def test_activations(activation, way):
         if (weight := getattr(layer, f"leaf_{name}_weight")) is not None:
             weight.fill_(1.0)
     x = torch.cat([torch.linspace(-12, 12, 999), torch.linspace(-100, 100, 99)])[:, None]
-    exact = reference.hard(x.double(), layer.double()._tree, layer.leaves, activation)
+    exact = reference.hard(x.double(), layer.double().tree, layer.leaves, activation)[0]
     layer = layer.float().cuda()
-    y = triton.hard_with_leaf(x.cuda(), layer.tree, layer.leaves, activation, way)[0].cpu()
+    y = triton.hard(x.cuda(), layer.tree, layer.leaves, activation, way)[0].cpu()
     # A few roundings of numbers up to x, or to its square behind a gate.
     size = x.abs().clamp(min=1) ** (2 if layer.leaf_gate_weight is not None else 1)
     assert ((y - exact).abs() <= 8 * torch.finfo(torch.float32).eps * size).all()
@@ -228,7 +228,7 @@ def test_activations(activation, way):
 def test_the_hard_pass_gives_the_same_numbers_at_every_run(dtype, batch, depth, listed, monkeypatch):
     """Bit by bit, although the order within a list differs; and a row does not depend on the rows beside it."""
     if not listed:
-        monkeypatch.setattr(triton, "_MOST_LISTED", 0)
+        monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     layer = fastff.FFF(256, 200, depth=depth, leaf_width=32, device="cuda", dtype=dtype).eval()
     x = torch.randn(batch, 256, device="cuda", dtype=dtype)
     with torch.no_grad():
@@ -242,9 +242,9 @@ def test_the_hard_pass_gives_the_same_numbers_at_every_run(dtype, batch, depth, 
 @pytest.mark.parametrize("way", ["alone", "grouped", "sorted"])
 def test_the_hard_pass_in_a_cuda_graph(way, monkeypatch):
     """Recorded once, it is right for other inputs, which go to other leaves; and it does not wait for the device."""
-    monkeypatch.setattr(triton, "choose", lambda *_: ALONE if way == "alone" else GROUPED)
+    monkeypatch.setattr(triton_hard, "choose", lambda *_: ALONE if way == "alone" else GROUPED)
     if way == "sorted":
-        monkeypatch.setattr(triton, "_MOST_LISTED", 0)
+        monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     layer = fastff.FFF(64, 48, depth=5, leaf_width=8, device="cuda").eval()
     x = torch.randn(333, 64, device="cuda")
     with torch.no_grad():

@@ -21,7 +21,7 @@ def test_no_graph_is_kept_after_backward():
         assert len(fastff.training.entropies(model)) == 2
         with torch.no_grad():
             assert fastff.hardening_loss(model) > 0
-        with pytest.raises(RuntimeError, match="the FFF layer '0' has no gradient to give: backward has been through"):
+        with pytest.raises(RuntimeError, match="the FFF layer '0' has no gradient: backward has passed it"):
             fastff.hardening_loss(model)
 
 

@@ -60,7 +60,7 @@ def test_a_report_overwrites_nothing_that_it_reads(flag, target, tmp_path):
     done = fastff_(f"report {files} {flag} {tmp_path / target}")
     assert done.exit_code == 2, done.output
     said = re.sub(r"[\s│]+", "", done.output)
-    assert ("arethesamefile" if target != "other.sqlite" else "isanSQLitedatabase,andisnotwrittenover") in said
+    assert ("arethesamefile" if target != "other.sqlite" else "isanSQLitedatabaseandmustnotbeoverwritten") in said
     assert {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()} == before
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.contour import QuadContourSet
 
 from fastff_reproduce import sketch as module
-from fastff_reproduce.sketch import ARMS, sketch, spiral
+from fastff_reproduce.sketch import ARMS, panels, sketch, spiral
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_three_models_learn_and_the_figure_shows_where_each_answers(quick):
     panels = figure.axes
     titles = [axes.get_title() for axes in panels]
     assert [title.split(":")[0] for title in titles] == ["FF", "MoE", "FFF"]
-    right = [float(re.search(r"([\d.]+)% of new points right", title)[1]) for title in titles]
+    right = [float(re.search(r"([\d.]+)% accuracy on new points", title)[1]) for title in titles]
     assert min(right) > 75  # by chance 25
     lines = [[part for part in axes.collections if isinstance(part, QuadContourSet)] for axes in panels]
     assert [bool(drawn) for drawn in lines] == [False, True, True]
@@ -57,8 +57,14 @@ def test_a_seed_is_a_figure(quick):
     assert first != pixels(sketch(seed=1, depth=2, leaf_width=3))
 
 
+def test_panels_are_the_sketch_in_three_figures(quick):
+    whole, parts = sketch(depth=2, leaf_width=3), panels(depth=2, leaf_width=3)
+    assert [part.axes[0].get_title() for part in parts] == [axes.get_title() for axes in whole.axes]
+    assert [len(part.axes) for part in parts] == [1, 1, 1]
+
+
 def test_boundaries_follow_the_regions(quick):
-    """Blocks that are chosen everywhere or nowhere have no boundary; that of another is where it stops."""
+    """Blocks that are chosen everywhere or nowhere have no boundary; another block's is where it stops."""
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()

@@ -12,7 +12,7 @@ SQLITE = b"SQLite format 3\0"  # how a database begins
 
 @contextmanager
 def replacing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
-    """A file to write; it replaces the one at `path` once the block has ended without an error."""
+    """A file to write; it replaces the file at `path` when the block ends without an error."""
     check_no_database(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     options: dict[str, Any] = {"mode": "wb"} if binary else {"mode": "w", "newline": "", "encoding": "utf-8"}
@@ -26,7 +26,7 @@ def replacing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
             yield file
         draft.replace(path)
     except OSError as error:
-        error.filename = str(path)  # where the user wants it; a full disk names no file
+        error.filename = str(path)  # the path that the user gave; a full disk names no file
         raise
     finally:
         with suppress(OSError):
@@ -34,8 +34,8 @@ def replacing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
 
 
 def check_no_database(path: Path) -> None:
-    """Refuse to write over an SQLite database: it may be a store of results."""
+    """Refuse to overwrite an SQLite database: it may be a store of results."""
     if path.is_file():
         with path.open("rb") as file:
             if file.read(len(SQLITE)) == SQLITE:
-                raise ValueError(f"{path} is an SQLite database, and is not written over. Choose another file.")
+                raise ValueError(f"{path} is an SQLite database and must not be overwritten. Choose another file.")

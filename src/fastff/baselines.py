@@ -1,10 +1,9 @@
-"""What an FFF is compared with: FF, the dense feedforward layer, and MoE, a mixture of experts.
+"""Baselines to compare an FFF with: FF, a dense feedforward layer, and MoE, a mixture of experts.
 
-MoE is the layer of Shazeer et al. 2017 ("Outrageously large neural networks"): with H = x W_gate + e softplus(x
-W_noise) and e drawn from the normal distribution, the k experts with the largest H answer, weighted by the softmax of
-their H. Two losses keep the experts in use: the squared coefficients of variation of their importance (the sum of
-their weights) and of their load (a smooth estimate of the number of samples they get). In evaluation there is no
-noise.
+MoE is the layer of Shazeer et al. 2017 ("Outrageously large neural networks"). With H = x W_gate + e softplus(x
+W_noise) and e normal noise, the k experts with the largest H run, weighted by the softmax of their H. Two losses keep
+the experts in use: the squared coefficients of variation of their importance (the sum of their weights) and of their
+load (a smooth estimate of the number of samples they get). In evaluation there is no noise.
 """
 
 import math
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from . import activations
 from .activations import Activation
-from .backends import select
+from .backends import torch_backend
 from .checks import allocate, check_int, check_probability
 from .functional import autocast_dtype, flatten, no_autocast, restore, visit
 from .last_forward import recall, remember
@@ -51,8 +50,8 @@ class FF(nn.Module):
         self.down = nn.Linear(width, out_features, bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        act = activations.function(self.activation)
-        hidden = act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x)
+        gate = None if self.gate is None else self.gate(x)
+        hidden = activations.apply(self.activation, self.up(x), gate)
         y: Tensor = self.down(F.dropout(hidden, self.dropout, self.training))
         return y
 
@@ -67,10 +66,10 @@ class FF(nn.Module):
 
 
 class MoE(nn.Module):
-    """A mixture of `num_experts` feedforward networks in -> expert_width -> out, `k` of which answer.
+    """A mixture of `num_experts` feedforward networks in -> expert_width -> out, `k` of which run for each sample.
 
-    The parameters of the experts lie like an FFF's leaves. The gate starts at zero, as Shazeer et al. do, so that
-    noise alone decides at first and the load starts even.
+    The experts' parameters have the layout of an FFF's leaves. The gate starts at zero, as in Shazeer et al., so that
+    at first noise alone decides and the load is even.
     """
 
     gate_weight: nn.Parameter
@@ -122,8 +121,8 @@ class MoE(nn.Module):
         what = f"MoE(num_experts={num_experts}, expert_width={expert_width})"
         for name, tensor in allocate(shapes, device, dtype, what).items():
             self.register_parameter(name, None if tensor is None else nn.Parameter(tensor))
-        self._importance: Tensor | None = None
-        self._load: Tensor | None = None
+        self.last_importance: Tensor | None = None
+        self.last_load: Tensor | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,26 +133,26 @@ class MoE(nn.Module):
         nn.init.zeros_(self.noise_weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Every expert weighted by its noisy gate in training (k of the weights are not 0); k experts in evaluation."""
+        """In training all experts run, weighted by noisy gates (0 for all but k). In evaluation only k run."""
         flat = flatten(x, self.gate_weight, "MoE")
         dtype = autocast_dtype(flat)
         if not self.training:
             if dtype is None:
                 return restore(self._evaluate(flat), x)
-            with no_autocast(flat):  # as in functional.hard: cast no weight that is not used
+            with no_autocast(flat):  # as in functional.hard: do not cast weights that are not used
                 return restore(self._evaluate(flat.to(self.gate_weight.dtype)).to(dtype), x)
         experts = self._experts
         if dtype is not None:
             flat, experts = flat.to(dtype), cast(experts, dtype)
         clean = self._logits(flat, self.gate_weight)  # (batch, experts)
-        # The floor is that of the authors' code: with no noise at all, the load has no gradient.
+        # The floor is from the authors' code: without any noise, the load has no gradient.
         std = F.softplus(self._logits(flat, self.noise_weight)) + 1e-2
         noisy = clean + torch.randn_like(clean) * std
         gates = top_k_gates(noisy, self.k)
-        remember(self, gates, _importance=gates.sum(0), _load=smooth_load(clean, std, noisy, self.k))
-        ops, _ = select()
-        hidden = ops.leaf_hidden(flat, experts, self.activation)
-        return restore(ops.mix(F.dropout(hidden, self.dropout) if self.dropout else hidden, gates, experts), x)
+        remember(self, gates, last_importance=gates.sum(0), last_load=smooth_load(clean, std, noisy, self.k))
+        backend = torch_backend()
+        hidden = backend.leaf_hidden(flat, experts, self.activation)
+        return restore(backend.mix(F.dropout(hidden, self.dropout) if self.dropout else hidden, gates, experts), x)
 
     def _evaluate(self, x: Tensor) -> Tensor:
         top, chosen = self._logits(x, self.gate_weight).topk(self.k, -1)  # (batch, k)
@@ -181,7 +180,7 @@ class MoE(nn.Module):
 
     @property
     def training_size(self) -> int:
-        """With the neurons of the gate and of its noise."""
+        """All neurons, with the gate and its noise."""
         return self.training_width + 2 * self.num_experts
 
     @property
@@ -190,11 +189,11 @@ class MoE(nn.Module):
 
     @property
     def inference_size(self) -> int:
-        """With the neurons of the gate, all of which are needed to find the k best."""
+        """The neurons that one input uses, with the whole gate, which finds the k best."""
         return self.inference_width + self.num_experts
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_importance": None, "_load": None}
+        return self.__dict__ | {"last_importance": None, "last_load": None}
 
     def extra_repr(self) -> str:
         sizes = (
@@ -214,7 +213,7 @@ def top_k_gates(logits: Tensor, k: int) -> Tensor:
 
 
 def smooth_load(clean: Tensor, std: Tensor, noisy: Tensor, k: int) -> Tensor:
-    """The expected number of samples of each expert, were its noise drawn again and the others' kept: (experts,)."""
+    """The expected number of samples of each expert, if its noise were drawn again and the others' kept: (experts,)."""
     if k == clean.shape[-1]:
         return torch.full_like(clean[0], clean.shape[0]) if clean.shape[0] else clean.sum(0)
     top = noisy.topk(k + 1, -1).values
@@ -226,20 +225,20 @@ def smooth_load(clean: Tensor, std: Tensor, noisy: Tensor, k: int) -> Tensor:
 
 def importance_loss(model: nn.Module) -> Tensor:
     """The squared coefficient of variation of the experts' summed weights, summed over the MoE layers of a model."""
-    return _variation(model, "_importance")
+    return _variation(model, "last_importance")
 
 
 def load_loss(model: nn.Module) -> Tensor:
     """The squared coefficient of variation of the experts' smooth load, summed over the MoE layers of a model."""
-    return _variation(model, "_load")
+    return _variation(model, "last_load")
 
 
 def _variation(model: nn.Module, name: str) -> Tensor:
-    found = {label: module for label, module in model.named_modules() if isinstance(module, MoE)}
-    if not found:
+    layers = {label: module for label, module in model.named_modules() if isinstance(module, MoE)}
+    if not layers:
         raise ValueError(f"{type(model).__name__} has no MoE layer. Pass a model that has one.")
     losses = []
-    for label, layer in found.items():
+    for label, layer in layers.items():
         trained = layer.gate_weight.requires_grad and layer.k < layer.num_experts
         total = recall(layer, name, f"the MoE layer {label!r}", differentiable=trained)
         losses.append(total.var(correction=0) / (total.mean() ** 2).clamp(min=torch.finfo(total.dtype).tiny))

@@ -1,7 +1,7 @@
-"""Coming from the public `fastfeedforward` 0.2.1 package: read its parameters.
+"""Load layers of the public package `fastfeedforward` 0.2.1.
 
-The function is the same as that package computes in training. In evaluation it forgets the leaves' output biases
-(`b2s`), so its eval() and ours differ by that bias, and ours agrees with training.
+The converted layer computes what that package computes in training. In evaluation that package omits the leaves' output
+biases (`b2s`), so its eval() differs from ours by that bias. Ours agrees with training.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _DROPPED = ("depth", "node_usage", "leaf_usage")  # a plain integer kept as a pa
 
 
 def convert_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state dict with the parameters of every fastfeedforward layer renamed and laid out as fastff's.
+    """Convert the parameters of every fastfeedforward layer in a model's state dict to fastff's names and layout.
 
-    For a model whose fastfeedforward.FFF layers have been replaced by fastff.FFF of the same sizes:
-    `model.load_state_dict(fastff.compat.convert_state_dict(old))`. All other entries pass unchanged.
+    Build the model with fastff.FFF layers of the same sizes, then call
+    `model.load_state_dict(fastff.compat.convert_state_dict(old))`. All other entries stay unchanged.
     """
     prefixes = [key[: -len("node_weights")] for key in state if key.rpartition(".")[2] == "node_weights"]
     if not prefixes:
@@ -57,8 +57,8 @@ def convert_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def from_fastfeedforward(state: Mapping[str, Tensor], prefix: str = "", **options: Any) -> FFF:
     """An FFF layer from the state dict of a fastfeedforward 0.2.1 layer.
 
-    `prefix` picks one layer of a larger model's state dict, such as "encoder.ff". `options` are FFF's own (activation,
-    dropout, transposition, which that package calls region_leak, ...): a state dict does not hold them.
+    `prefix` selects one layer of a larger model's state dict, such as "encoder.ff". `options` are arguments of FFF that
+    a state dict does not hold: activation, dropout, transposition (region_leak in that package), ...
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"expected a state dict; got {type(state).__name__}. Pass module.state_dict().")

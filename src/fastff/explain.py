@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from . import functional
-from .backends import TABLE, aten, native, reference, select_hard, select_soft, triton, triton_soft
+from .backends import BACKENDS, choose
 from .layer import FFF
-from .tensors import cast
+from .tensors import SoftOptions
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The backend that runs a layer on an input; `str()` tells it in words."""
+    """The backend that runs a layer on an input; `str()` says it in words."""
 
     mode: str  # "hard" (eval) or "soft" (train)
     backend: str
@@ -26,34 +26,20 @@ class Explanation:
 
 
 def explain(layer: FFF, x: Tensor) -> Explanation:
-    """Which backend runs `layer(x)`, as the layer, the input, autograd and autocast are now, and why."""
+    """Which backend runs `layer(x)` now, with the present autograd and autocast settings, and why."""
     if not isinstance(layer, FFF):
         raise TypeError(
             f"explain expects an FFF layer; got {type(layer).__name__}. Pass one of the model's: model.modules()."
         )
-    tree, leaves, activation = layer.tree, layer.leaves, layer.activation
-    flat = functional.flatten(x, tree.weight)
-    dtype = functional.autocast_dtype(flat)
     if layer.training:
-        if dtype is not None:
-            flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
-        ops, reason = select_soft(flat, tree, leaves, activation, layer.dropout)
-        how = {
-            reference: "as it is written",
-            aten: "two matrix products, the derivative of the tree by hand",
-            triton_soft: "two matrix products with one kernel between them",
-        }[ops]
-        why = triton_soft.unsupported(flat, tree, leaves, activation, layer.dropout)
-        others = {"triton": why} if why else {}
-        return Explanation("soft", ops.__name__.rsplit(".", 1)[-1], reason, how, others)
-    flat = flat.to(tree.weight.dtype)
-    ops, reason = select_hard(flat, tree, leaves, activation)
-    if ops is native or ops is triton:
-        how = ops.describe(flat, tree, leaves)
-        if functional.needs_grad(flat, *leaves):
-            how += "; backward runs the visited leaves again, in torch (torch.no_grad() spares the preparations)"
+        options = SoftOptions(dropout=layer.dropout)
+        request = functional.soft_request(x, layer.tree, layer.leaves, layer.activation, options)
     else:
-        how = aten.describe(flat, tree, leaves) if ops is aten else "as it is written"
-    others = {name: TABLE[name].unsupported(flat, tree, leaves, activation) for name in ("native", "triton")}
-    name = ops.__name__.rsplit(".", 1)[-1]
-    return Explanation("hard", name, reason, how, {key: why for key, why in others.items() if why and key != name})
+        request = functional.hard_request(x, layer.tree, layer.leaves, layer.activation)
+    backend, reason = choose(request)
+    name = next(name for name, one in BACKENDS.items() if one is backend)
+    how = backend.describe(request)
+    if request.kind == "hard" and request.needs_grad and not backend.HAS_GRADIENT:
+        how += "; backward runs the visited leaves again, in torch (torch.no_grad() spares the preparations)"
+    others = {other: BACKENDS[other].why_not(request) for other in ("native", "triton") if other != name}
+    return Explanation(request.kind, name, reason, how, {other: why for other, why in others.items() if why})

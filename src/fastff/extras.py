@@ -1,4 +1,7 @@
-"""What an error says where an optional package is missing. No release exists yet, so the way is a checkout."""
+"""The install command that an error names when an optional package is missing.
+
+No release exists yet, so every command starts from a checkout.
+"""
 
 
 def install(extra: str) -> str:

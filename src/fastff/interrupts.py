@@ -1,9 +1,9 @@
 """Ctrl-C between any two instructions leaves no hook, mode or half-written parameter behind.
 
-Python raises KeyboardInterrupt in the midst of whatever the main thread runs: also while a `with` statement enters or
-leaves, when its clean-up has not begun. `guarded` makes context managers that hold Ctrl-C back while they enter and
-leave, and raise it once that is done. The block itself can be interrupted as ever. Other threads get no Ctrl-C.
-What the handlers of other signals raise is not held back.
+Python raises KeyboardInterrupt wherever the main thread is, even while a `with` statement enters or leaves, before its
+clean-up has begun. `guarded` makes context managers that delay Ctrl-C while they enter and leave, and raise it
+afterwards. The block itself can be interrupted as usual. Other threads get no Ctrl-C, and other signals are not
+delayed.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Guarded(AbstractContextManager[T]):
-    """Enters and leaves `inner` without interruption. With `whole`, the block is not interrupted either."""
+    """Enters and leaves `inner` without interruption. With `whole`, the block runs without interruption too."""
 
     def __init__(self, inner: AbstractContextManager[T], whole: bool = False) -> None:
         self.inner, self.whole = inner, whole
@@ -58,7 +58,7 @@ class _Guarded(AbstractContextManager[T]):
             self._release()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        """The handler of SIGINT meanwhile."""
+        """The handler of SIGINT until the block is left."""
         at = frame
         while at is not None and not self.whole:
             # By the frame and not by a flag: an interrupt may come before the first statement of __exit__.
@@ -84,7 +84,7 @@ _PROTECTED = {_Guarded.__enter__.__code__, _Guarded.__exit__.__code__}
 
 
 def guarded(function: Callable[..., Iterator[T]]) -> Callable[..., AbstractContextManager[T]]:
-    """As contextlib.contextmanager; but Ctrl-C waits while the block is entered and left."""
+    """contextlib.contextmanager, but Ctrl-C waits while the block is entered and left."""
     make = contextlib.contextmanager(function)
 
     @functools.wraps(function)
@@ -95,13 +95,13 @@ def guarded(function: Callable[..., Iterator[T]]) -> Callable[..., AbstractConte
 
 
 def uninterrupted() -> AbstractContextManager[None]:
-    """Ctrl-C waits until the block is done. For a few quick statements that belong together."""
+    """Ctrl-C waits until the block is done. Use it for a few quick statements that belong together."""
     return _Guarded(contextlib.nullcontext(), whole=True)
 
 
 @guarded
 def all_or_nothing(tensors: Iterable[Tensor], commit: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """If the block raises, the tensors get their values back; else commit() follows, without interruption."""
+    """If the block or commit() raises, restore the tensors. commit() runs after the block, without interruption."""
     before = []
     for tensor in tensors:
         check_allocated("a parameter", tensor)  # a copy of freed memory ends the process

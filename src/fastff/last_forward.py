@@ -1,7 +1,7 @@
-"""What a training forward leaves behind for the losses.
+"""The tensors of a layer's last training forward, which the losses read.
 
-Tensors on the layer, as plain attributes, so that torch.compile can write them; with their graph until backward is
-through, with their values after that. They are not part of the state: neither saved nor copied.
+They are plain attributes of the layer, so that torch.compile can write them. They hold their graph until backward has
+passed, and only their values after that. They are not part of the state: neither saved nor copied.
 """
 
 import weakref
@@ -13,9 +13,9 @@ from ._torch import has_escaped, in_backward, in_eager, in_transform
 
 
 def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:
-    """Set these attributes of a layer, replacing what the forward before left there.
+    """Set these attributes of a layer, in place of the previous forward's.
 
-    `source` is what they are computed from, on the way of every backward through the layer's output.
+    `source` is the tensor from which they are computed. Every backward through the layer's output passes it.
     """
     if in_eager() and in_backward():
         return  # a recomputation by gradient checkpointing; the losses have read the first forward
@@ -27,7 +27,7 @@ def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:
 
 
 def recall(layer: nn.Module, name: str, label: str, differentiable: bool) -> Tensor:
-    """What the last training forward left; an error if there was none, or it cannot give the gradient wanted."""
+    """A tensor of the last training forward; an error if there was none, or if it lacks the gradient wanted."""
     tensor: Tensor | None = getattr(layer, name)
     if tensor is None:
         raise RuntimeError(
@@ -36,34 +36,34 @@ def recall(layer: nn.Module, name: str, label: str, differentiable: bool) -> Ten
     if in_eager() and has_escaped(tensor):
         raise RuntimeError(
             f"the last training forward of {label} ran inside torch.func (vmap, grad), which has ended. Compute the "
-            "losses inside it, or run the model once more outside."
+            "losses inside it, or run the model again outside."
         )
-    # Inside vmap a tensor does not show whether a gradient is recorded outside of it.
+    # Inside vmap a tensor does not show whether a gradient is recorded outside.
     if differentiable and torch.is_grad_enabled() and not tensor.requires_grad and not in_transform():
         raise RuntimeError(
-            f"the last training forward of {label} has no gradient to give: backward has been through it, it ran under "
-            "torch.no_grad() or reentrant checkpointing, or the layer was left out since. Compute the losses before "
-            "backward and of the layers that ran, checkpoint with use_reentrant=False, or read the value under "
-            "torch.no_grad()."
+            f"the last training forward of {label} has no gradient: backward has passed it, it ran under "
+            "torch.no_grad() or reentrant checkpointing, or later forwards left the layer out. Compute the losses "
+            "before backward and for the layers that ran, checkpoint with use_reentrant=False, or read the value "
+            "under torch.no_grad()."
         )
-    # A compiled forward cannot register hooks; its reader does it here.
+    # A compiled forward cannot register hooks, so the reader does.
     if in_eager() and not tensor._backward_hooks:
         release_after_backward(layer, name, tensor)
     return tensor
 
 
 def release_after_backward(layer: nn.Module, name: str, source: Tensor) -> None:
-    """Have backward through `source` replace the tensor by its values alone: the layer then keeps no graph alive."""
+    """Make backward through `source` detach the tensor, so that the layer keeps no graph alive."""
     tensor: Tensor = getattr(layer, name)
     if not tensor.requires_grad or not source.requires_grad:
         return
-    # Weak references: the hook belongs to the source, and would otherwise keep all of them alive in a circle.
-    owner, kept = weakref.ref(layer), weakref.ref(tensor)
+    # Weak references: the source owns the hook, and strong ones would close a circle.
+    owner, stored = weakref.ref(layer), weakref.ref(tensor)
 
     def release(_: Tensor) -> None:
         layer = owner()
         # With create_graph=True the graph is still wanted, and autograd runs the hook with gradients enabled.
-        if layer is not None and getattr(layer, name) is kept() is not None and not torch.is_grad_enabled():
+        if layer is not None and getattr(layer, name) is stored() is not None and not torch.is_grad_enabled():
             setattr(layer, name, getattr(layer, name).detach())
 
     source.register_hook(release)

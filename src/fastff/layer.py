@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from . import activations, functional
 from . import tree as heap
 from .activations import Activation
+from .backends.native_cache import PlanCache
 from .checks import allocate, check_int, check_probability, check_share
 from .last_forward import remember
-from .tensors import Leaves, Tree, at_least_float32
+from .sharing import share
+from .tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, at_least_float32
 
 
 class FFF(nn.Module):
@@ -117,7 +119,7 @@ class FFF(nn.Module):
         self.register_buffer("temperature_tensor", torch.ones((), device=device, dtype=wide))
         self.last_logits: Tensor | None = None
         self.last_mixture: Tensor | None = None
-        self._direct = functional.Direct()
+        self._plans = PlanCache()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -137,12 +139,12 @@ class FFF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
-            y = None if torch.compiler.is_compiling() else self._direct(x, self._parameters, self.activation)
-            return self._hard(x) if y is None else y
+            y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
+            return functional.hard(x, self.tree, self.leaves, activation=self.activation) if y is None else y
         output, logits, mixture = functional.soft(
             x,
             self.tree,
-            functional.share(self.leaves, self.sharing) if self.sharing else self.leaves,
+            share(self.leaves, self.sharing) if self.sharing else self.leaves,
             activation=self.activation,
             temperature=self.temperature_tensor,
             transposition=self.transposition,
@@ -151,13 +153,6 @@ class FFF(nn.Module):
         )
         remember(self, logits, last_logits=logits, last_mixture=mixture.detach())
         return output
-
-    def _hard(self, x: Tensor) -> Tensor:
-        tree, leaves = self.tree, self.leaves
-        y = functional.hard(x, tree, leaves, activation=self.activation)
-        if not torch.compiler.is_compiling():
-            self._direct.prepare(x, tree, leaves, self.activation)
-        return y
 
     def soft(self, x: Tensor) -> Tensor:
         """The soft pass, in any mode, without dropout, transposition and straight-through decisions."""
@@ -244,18 +239,13 @@ class FFF(nn.Module):
 
     @property
     def tree(self) -> Tree:
-        return Tree(self.node_weight, self.node_bias, self.node_out_weight, self.node_out_bias)
+        """The parameters of the nodes, as the functions of `fastff.functional` take them."""
+        return Tree._make(getattr(self, name) for name in TREE_PARAMETERS)
 
     @property
     def leaves(self) -> Leaves:
-        return Leaves(
-            self.leaf_in_weight,
-            self.leaf_in_bias,
-            self.leaf_out_weight,
-            self.leaf_out_bias,
-            self.leaf_gate_weight,
-            self.leaf_gate_bias,
-        )
+        """The parameters of the leaves, as the functions of `fastff.functional` take them."""
+        return Leaves._make(getattr(self, name) for name in LEAF_PARAMETERS)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -263,7 +253,7 @@ class FFF(nn.Module):
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"last_logits": None, "last_mixture": None, "_direct": functional.Direct()}
+        return self.__dict__ | {"last_logits": None, "last_mixture": None, "_plans": PlanCache()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FFF":
         # By the state of FFF, also where torch.nn.utils.parametrize has put a class of its own before it.

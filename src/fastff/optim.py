@@ -1,14 +1,14 @@
-"""Localised optimisation, against the shrinking batch problem.
+"""LocalSGD and LocalAdam: each leaf and each node steps when it has seen enough samples.
 
-As the tree hardens, a batch of B samples spreads over 2**depth leaves and each of them sees only B / 2**depth: its
-gradient, an average over B samples most of which are not its own, is small and noisy. Here every leaf and every node
-gathers gradients until it has seen `local_batch` samples of its own, then steps with the mean over them. A block that
-does not step keeps its parameters and its moments. All other parameters of the model step every time.
+As the tree hardens, a batch of B samples spreads over 2**depth leaves, and each leaf sees only B / 2**depth of it. Its
+gradient, a mean over B samples, is then small and noisy: the paper's shrinking batch problem. Here each leaf and each
+node (a block) gathers gradients until it has seen `local_batch` of its own samples, then steps with the mean over them.
+A block that does not step keeps its parameters and its moments. All other parameters of the model step every time.
 
-A sample counts for a leaf by its mixture weight (0 or 1 when decisions are straight-through) and for a node by the
-probability of reaching it: also when decisions are straight-through, where a node has the gradient of the soft mixture,
-from all samples. It counts once backward has passed, until step() or zero_grad() of the optimiser (not of the model).
-The loss must be a mean over the samples that pass through the layers since the last step.
+A sample counts for a leaf by its mixture weight (0 or 1 when decisions are straight-through), and for a node by the
+probability of reaching it: straight-through nodes too get the gradient of the soft mixture, from all samples. It counts
+once backward has passed, until step() or zero_grad() of the optimiser (not of the model). The loss must be a mean over
+the samples that pass through the layers between two steps.
 """
 
 import sys
@@ -27,20 +27,20 @@ from .tensors import at_least_float32
 from .tree import log_reach, sum_below
 
 _SLACK = 1e-5  # a sum of float32 weights is off by some 1e-7 of it: 31.999998 samples are 32
-_AS_STORED = {"mass", "gathered", "step"}  # state that is not of the parameter's dtype
+_OWN_DTYPE = {"mass", "gathered", "step"}  # state that does not have the parameter's dtype
 
 
 class _Local(torch.optim.Optimizer):
-    """The gathering, shared by the optimisers; a subclass says how a block steps."""
+    """Gathers gradients by block. A subclass says how a block steps."""
 
     def __init__(self, model: nn.Module, local_batch: float, defaults: dict[str, Any]) -> None:
         local_batch = check_number("local_batch", local_batch, 0, above=True)
         for name in defaults.keys() & {"lr", "weight_decay", "eps"}:
             defaults[name] = check_number(name, defaults[name], 0)
-        found = fff_layers(model)
+        layers = fff_layers(model)
         groups: list[dict[str, Any]] = []
-        for name, layer in found.items():
-            # A DTensor, known by its method, as torch.distributed.tensor is not to be imported for this.
+        for name, layer in layers.items():
+            # A DTensor, known by its method: torch.distributed.tensor need not be imported for this.
             if any(hasattr(parameter, "full_tensor") for parameter in layer.parameters()):
                 raise TypeError(
                     f"{type(self).__name__} needs whole parameters; the FFF layer {name!r} has DTensors, as "
@@ -54,16 +54,16 @@ class _Local(torch.optim.Optimizer):
         if rest:
             groups.append({"params": rest})
         super().__init__(groups, defaults | {"local_batch": local_batch, "blocks": "", "layer": ""})
-        self._watch(found)
+        self._watch(layers)
 
-    def _watch(self, found: dict[str, FFF]) -> None:
-        self._layers = found
+    def _watch(self, layers: dict[str, FFF]) -> None:
+        self._layers = layers
         # By layer, the counts of each forward since the last step. By id, so that a second backward adds nothing.
-        self._seen: dict[str, dict[int, Tensor]] = {name: {} for name in found}
-        # By layer, the mixture that step need not count: it has been there at a step before, or gives no gradient.
-        self._known: dict[str, Callable[[], Tensor | None]] = dict.fromkeys(found, _no_one)
-        for name, layer in found.items():
-            handle = layer.register_forward_hook(_Observer(weakref.ref(self), name))
+        self._counts: dict[str, dict[int, Tensor]] = {name: {} for name in layers}
+        # By layer, the last mixture that step() must not count: an earlier step has, or it gives no gradient.
+        self._handled: weakref.WeakValueDictionary[str, Tensor] = weakref.WeakValueDictionary()
+        for name, layer in layers.items():
+            handle = layer.register_forward_hook(_Observer(name, weakref.ref(self)))
             weakref.finalize(self, handle.remove)
 
     @torch.no_grad()
@@ -72,17 +72,17 @@ class _Local(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        seen = self._take()
+        counts = self._take_counts()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and group["blocks"]:
-                    self._gather(parameter, parameter.grad, group, seen[group["layer"]])
+                    self._gather(parameter, parameter.grad, group, counts[group["layer"]])
                 elif parameter.grad is not None:
                     self._update(parameter, parameter.grad, group, None)
         return loss
 
     def _gather(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], counts: Tensor) -> None:
-        """Add the gradient to what the blocks of a parameter have gathered; step those that have seen enough."""
+        """Add a gradient to what the blocks have gathered, and step the blocks that have seen enough."""
         state, leaves = self.state[parameter], len(counts) // 2
         mass = counts[:leaves] if group["blocks"] == "leaf" else counts[leaves:-1]  # (blocks,)
         if "mass" not in state:
@@ -90,61 +90,61 @@ class _Local(torch.optim.Optimizer):
             state["gathered"] = torch.zeros_like(parameter, dtype=at_least_float32(parameter.dtype))
         state["mass"] += mass
         state["gathered"] += grad.to(state["gathered"].dtype) * counts[-1]
-        ready = state["mass"] >= group["local_batch"] * (1 - _SLACK)  # (blocks,)
-        own = state["mass"].clamp(min=torch.finfo(state["mass"].dtype).tiny)
-        self._update(parameter, (state["gathered"] / _by_block(own, parameter)).to(parameter.dtype), group, ready)
-        state["gathered"].masked_fill_(_by_block(ready, parameter), 0)
-        state["mass"].masked_fill_(ready, 0)
+        mask = state["mass"] >= group["local_batch"] * (1 - _SLACK)  # (blocks,)
+        divisor = state["mass"].clamp(min=torch.finfo(state["mass"].dtype).tiny)
+        self._update(parameter, (state["gathered"] / _by_block(divisor, parameter)).to(parameter.dtype), group, mask)
+        state["gathered"].masked_fill_(_by_block(mask, parameter), 0)
+        state["mass"].masked_fill_(mask, 0)
 
-    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], ready: Tensor | None) -> None:
-        """Step the blocks that are ready (None: the whole parameter) with this gradient; leave the others untouched."""
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], mask: Tensor | None) -> None:
+        """Step the blocks in the mask (None: the whole parameter) with this gradient; leave the others unchanged."""
         raise NotImplementedError
 
-    def _take(self) -> dict[str, Tensor]:
-        """What each layer has seen since the last step, over all processes; from here on it has seen nothing."""
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    def _take_counts(self) -> dict[str, Tensor]:
+        """The samples that each layer has seen since the last step, over all processes; starts to count anew."""
+        distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         graded = {group["layer"] for group in self.param_groups if any(p.grad is not None for p in group["params"])}
         for name, layer in self._layers.items():
             if layer.sharing:
                 raise ValueError(
-                    f"the FFF layer {name!r} has sharing={layer.sharing}: a leaf's gradient comes from the samples "
-                    "of all, not from those that are counted here. Set it to 0, or use an optimiser of torch.optim."
+                    f"{type(self).__name__} needs sharing=0; the FFF layer {name!r} has sharing={layer.sharing}, so a "
+                    "leaf's gradient comes from the samples of all leaves. Set it to 0, or use torch.optim."
                 )
             mixture = layer.last_mixture
-            if mixture is not None and mixture is not self._known[name]() and not has_escaped(mixture):
-                # A compiled forward runs no hook; what it left on the layer is counted here: the last forward alone.
-                self._seen[name] = self._seen[name] or {0: _counts(layer, mixture)}
-                self._known[name] = weakref.ref(mixture)
-            # With several processes, the gradients may come from what another has seen.
-            if not self._seen[name] and not several and (name in graded or not graded):
+            if mixture is not None and mixture is not self._handled.get(name) and not has_escaped(mixture):
+                # A compiled forward runs no hook. It left its mixture on the layer: only the last forward counts.
+                self._counts[name] = self._counts[name] or {0: _count(layer, mixture)}
+                self._handled[name] = mixture
+            # With several processes, the gradients may come from another one's samples.
+            if not self._counts[name] and not distributed and (name in graded or not graded):
                 raise RuntimeError(
                     f"the FFF layer {name!r} has had no training forward since the last step: nothing to step with. "
-                    "Run the model that the optimiser was built for, in train() mode, before each step; a layer that "
+                    "Run the model that the optimiser was built for, in train() mode, before each step. A layer that "
                     "is left out must have no gradients, as after zero_grad(set_to_none=True)."
                 )
-        counts = [sum(self._seen[name].values(), _no_counts(layer)) for name, layer in self._layers.items()]
-        self._seen = {name: {} for name in self._layers}
-        if several:
-            total = torch.cat([each.to(counts[0].device) for each in counts])
-            dist.all_reduce(total)
-            parts = total.split([len(each) for each in counts])
-            counts = [part.to(each) for part, each in zip(parts, counts, strict=True)]
-        return dict(zip(self._layers, counts, strict=True))
+        totals = [sum(self._counts[name].values(), _count(layer, None)) for name, layer in self._layers.items()]
+        self._counts = {name: {} for name in self._layers}
+        if distributed:
+            flat = torch.cat([total.to(totals[0].device) for total in totals])
+            dist.all_reduce(flat)
+            parts = flat.split([len(total) for total in totals])
+            totals = [part.to(total) for part, total in zip(parts, totals, strict=True)]
+        return dict(zip(self._layers, totals, strict=True))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, and the count of the samples that they came from."""
         super().zero_grad(set_to_none)
-        self._seen = {name: {} for name in self._layers}
+        self._counts = {name: {} for name in self._layers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; it may come from the same model in another wrapper, where the layers have other names."""
+        """Load a state. A wrapper around the model may have changed the names of its layers meanwhile."""
         own = [(group["blocks"], group["layer"]) for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, stored, (blocks, layer) in zip(self.param_groups, state_dict["param_groups"], own, strict=True):
             group.update(blocks=blocks, layer=layer)
             # torch has cast the state to the dtype of the parameter, except for "step", which it has not even moved.
             for parameter, index in zip(group["params"], stored["params"], strict=True):
-                for key in _AS_STORED & state_dict["state"].get(index, {}).keys():
+                for key in _OWN_DTYPE & state_dict["state"].get(index, {}).keys():
                     self.state[parameter][key] = state_dict["state"][index][key].to(parameter.device)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,16 +152,16 @@ class _Local(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "_layers" in state:  # a copy; load_state_dict comes here too, with less
+        if "_layers" in state:  # a copy; load_state_dict calls this too, without it
             self._watch(state["_layers"])
 
 
 class LocalSGD(_Local):
-    """Stochastic gradient descent with momentum, each leaf and node at its own pace. At depth 0, torch.optim.SGD.
+    """Stochastic gradient descent with momentum, by block. At depth 0 it equals torch.optim.SGD.
 
     With several processes, samples are counted over the default process group, as DistributedDataParallel averages
-    gradients. With torch.compile, of several forwards before a step (gradient accumulation) only the last counts, so
-    blocks wait for longer. Parameters that FSDP2 has sharded are refused.
+    gradients. With torch.compile, only the last forward before a step counts, so with gradient accumulation blocks wait
+    longer. Parameters sharded by FSDP2 are refused.
     """
 
     def __init__(
@@ -171,22 +171,21 @@ class LocalSGD(_Local):
             raise ValueError(f"momentum must be in [0, 1); got {momentum}.")
         super().__init__(model, local_batch, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], ready: Tensor | None) -> None:
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], mask: Tensor | None) -> None:
         state = self.state[parameter]
         grad = grad + group["weight_decay"] * parameter if group["weight_decay"] else grad
         if group["momentum"]:
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(parameter)
-            _set(state["momentum"], group["momentum"] * state["momentum"] + grad, ready)
+            _set(state["momentum"], group["momentum"] * state["momentum"] + grad, mask)
             grad = state["momentum"]
-        _set(parameter, parameter - group["lr"] * grad, ready)
+        _set(parameter, parameter - group["lr"] * grad, mask)
 
 
 class LocalAdam(_Local):
-    """Adam with decoupled weight decay, each leaf and node at its own pace. At depth 0, torch.optim.AdamW.
+    """Adam with decoupled weight decay, by block. At depth 0 it equals torch.optim.AdamW.
 
-    As in LocalSGD, samples are counted over the default process group, of compiled forwards only the last before a step
-    counts, and parameters that FSDP2 has sharded are refused.
+    LocalSGD's notes on several processes, torch.compile and FSDP2 apply.
     """
 
     def __init__(
@@ -205,53 +204,52 @@ class LocalAdam(_Local):
             raise ValueError(f"betas must be in [0, 1); got {betas}.")
         super().__init__(model, local_batch, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], ready: Tensor | None) -> None:
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], mask: Tensor | None) -> None:
         state = self.state[parameter]
         if "step" not in state:
-            blocks = () if ready is None else ready.shape
+            blocks = () if mask is None else mask.shape
             state["step"] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)  # of each block
             state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         first, second = group["betas"]
-        _set(state["step"], state["step"] + 1, ready)
-        _set(state["mean"], first * state["mean"] + (1 - first) * grad, ready)
-        _set(state["square"], second * state["square"] + (1 - second) * grad * grad, ready)
+        _set(state["step"], state["step"] + 1, mask)
+        _set(state["mean"], first * state["mean"] + (1 - first) * grad, mask)
+        _set(state["square"], second * state["square"] + (1 - second) * grad * grad, mask)
         step = _by_block(state["step"].clamp(min=1), parameter).to(at_least_float32(parameter.dtype))
         mean = state["mean"] / (1 - first**step)
         root = (state["square"] / (1 - second**step)).sqrt() + group["eps"]
         decayed = parameter * (1 - group["lr"] * group["weight_decay"])
-        _set(parameter, (decayed - group["lr"] * mean / root).to(parameter.dtype), ready)
+        _set(parameter, (decayed - group["lr"] * mean / root).to(parameter.dtype), mask)
 
 
 class _Observer:
-    """A forward hook that reports a layer's training forwards to its optimiser, if that is still alive."""
+    """A forward hook that counts a layer's training forwards for its optimiser, while that is alive."""
 
-    def __init__(self, owner: Callable[[], _Local | None], name: str) -> None:
-        self.owner, self.name = owner, name
+    def __init__(self, name: str, owner: Callable[[], _Local | None] | None = None) -> None:
+        self.name, self.owner = name, owner
 
     def __call__(self, layer: FFF, _: Any, output: Tensor) -> None:
-        if not in_eager() or not layer.training:
+        if self.owner is None or not in_eager() or not layer.training:
             return
         optimizer, mixture = self.owner(), layer.last_mixture
         if optimizer is None or mixture is None:
             return
         if output.requires_grad:
-            # Counted when backward comes here: to one, and no more, of the two forwards that checkpointing makes.
-            counts = _counts(layer, mixture)
-            output.register_hook(lambda _: optimizer._seen[self.name].update({id(counts): counts}))
+            # Counted once backward comes here, for only one of the two forwards that checkpointing makes.
+            counts = _count(layer, mixture)
+            output.register_hook(lambda _: optimizer._counts[self.name].update({id(counts): counts}))
         else:
-            optimizer._known[self.name] = weakref.ref(mixture)
+            optimizer._handled[self.name] = mixture
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Observer, (_no_one, self.name)  # a copied or stored layer has no optimiser
+        return _Observer, (self.name,)  # a copied or stored layer has no optimiser
 
 
-def _no_one() -> None:
-    return None
-
-
-def _counts(layer: FFF, mixture: Tensor) -> Tensor:
+def _count(layer: FFF, mixture: Tensor | None) -> Tensor:
     """The samples of each leaf, of each node, and all, in the last training forward: (leaves + nodes + 1,)."""
-    leaf = mixture.to(at_least_float32(layer.leaf_in_weight.dtype)).sum(0)
+    wide = at_least_float32(layer.leaf_in_weight.dtype)
+    if mixture is None:
+        return layer.leaf_in_weight.new_zeros(layer.num_leaves + layer.num_nodes + 1, dtype=wide)
+    leaf = mixture.to(wide).sum(0)
     if layer.decision == "straight_through" and layer.last_logits is not None:
         node = log_reach(layer.last_logits.detach()).exp().sum(0)
     else:
@@ -259,16 +257,11 @@ def _counts(layer: FFF, mixture: Tensor) -> Tensor:
     return torch.cat([leaf, node, leaf.new_full((1,), len(mixture))])
 
 
-def _no_counts(layer: FFF) -> Tensor:
-    weight = layer.leaf_in_weight
-    return weight.new_zeros(layer.num_leaves + layer.num_nodes + 1, dtype=at_least_float32(weight.dtype))
-
-
 def _by_block(values: Tensor, parameter: Tensor) -> Tensor:
     """Values (blocks,) shaped to broadcast against a parameter (blocks, ...)."""
     return values.view(-1, *[1] * (parameter.dim() - 1)) if values.dim() else values
 
 
-def _set(target: Tensor, value: Tensor, ready: Tensor | None) -> None:
-    """Write the blocks that are ready."""
-    target.copy_(value if ready is None else torch.where(_by_block(ready, target), value, target))
+def _set(target: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    """Write the blocks in the mask."""
+    target.copy_(value if mask is None else torch.where(_by_block(mask, target), value, target))

@@ -1,4 +1,4 @@
-"""Where a measured row comes from: the machine, the commit of the checkout and the command that was typed."""
+"""Where a measured row comes from: the machine, the commit of the checkout and the command line."""
 
 import platform
 import subprocess
@@ -19,7 +19,7 @@ def machine(device: str) -> str:
 
 
 def checkout() -> str:
-    """The commit of the checkout that this code runs from, with a + if it was changed since; empty without one."""
+    """The commit of the checkout that this code runs from, with a + if files have changed; empty without a checkout."""
     here = Path(__file__).parent
     if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return ""
@@ -28,7 +28,7 @@ def checkout() -> str:
 
 
 def command_line() -> str:
-    """The command that was typed. Absolute paths are cut to their last part, since rows are shown to others."""
+    """The command line of this process. Absolute paths keep only their last part, since rows are published."""
     return " ".join(["fastff", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
 
 

@@ -1,4 +1,4 @@
-"""The regions of the input space that the leaves of a tree divide among themselves."""
+"""Regions: how samples spread over the leaves of a tree, each of which owns one region of the input space."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .backends import select
-from .backends.reference import one_hot
 from .batches import batches, check_reached, evaluating, feed, watching
+from .functional import mixture, walk
 from .layer import FFF, fff_layers
 from .training.losses import last_logits
-from .tree import sum_below
+from .tree import one_hot, sum_below
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,18 +19,18 @@ class Usage:
 
     samples: int
     leaf_mass: Tensor  # (leaves,): the sum of the soft weights
-    leaf_count: Tensor  # (leaves,): how many samples the hard pass brings there
+    leaf_count: Tensor  # (leaves,): the number of samples that the hard pass sends there
     node_mass: Tensor  # (nodes,)
     node_count: Tensor  # (nodes,)
 
     @property
     def leaves_used(self) -> int:
-        """The number of leaves that the hard pass visits at all."""
+        """The number of leaves that the hard pass visits."""
         return leaves_used(self.leaf_count)
 
     @property
     def smallest_share(self) -> float:
-        """The hard visits of the least visited leaf, over its fair share of samples / leaves."""
+        """The samples of the least used leaf, over its fair share, samples / leaves."""
         return smallest_share(self.leaf_count)
 
     def __repr__(self) -> str:
@@ -48,30 +47,29 @@ class Usage:
 def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
     """How the tree of every FFF layer is used, by layer name.
 
-    With `data` (a batch or an iterable of batches, as for initialize_tree_) the model is run on it in evaluation mode.
-    Without, the last training forward is read.
+    With `data` (a batch or an iterable of batches, as in initialize_tree_) the model runs on it in evaluation mode.
+    Without data, the last training forward is read.
     """
     if data is None:
         with torch.no_grad():
-            return {name: _usage(logits) for name, _, logits in last_logits(model, differentiable=False)}
+            return {name: _usage(logits) for name, _, logits in last_logits(model)}
     total: dict[str, Usage] = {}
 
     def see(name: str, layer: FFF, x: Tensor) -> None:
         part = _usage(layer.node_logits(x) * layer.temperature_tensor)
         total[name] = total[name] + part if name in total else part
 
-    found = fff_layers(model)
-    with evaluating(model), watching(found, see):
+    layers = fff_layers(model)
+    with evaluating(model), watching(layers, see):
         for batch in batches(data):
             feed(model, batch)
-    check_reached(found, {name: part.samples for name, part in total.items()})
-    return {name: total[name] for name in found}
+    check_reached(layers, {name: part.samples for name, part in total.items()})
+    return {name: total[name] for name in layers}
 
 
 def _usage(logits: Tensor) -> Usage:
-    ops, _ = select()
-    mass = ops.mixture(logits).double().sum(0)  # (leaves,)
-    count = one_hot(ops.walk(logits), len(mass), torch.float64).sum(0)
+    mass = mixture(logits).double().sum(0)  # (leaves,)
+    count = one_hot(walk(logits), len(mass), torch.float64).sum(0)
     return Usage(len(logits), mass, count.long(), sum_below(mass), sum_below(count).long())
 
 

@@ -1,6 +1,7 @@
-"""Switches of the whole process, which several threads may turn at once and which end up where they were.
+"""Settings of the whole process that several threads may change at once.
 
-Each thread that notes a switch, turns it and puts it back may note what another thread has turned, and leave it there.
+A thread that saves a setting, changes it and restores it may save another thread's change, and restore that. The locks
+here prevent it.
 """
 
 import sys
@@ -11,15 +12,15 @@ from typing import Any
 
 import torch
 
-# Held while random generators and torch's fused encoder layer are not what the user has set.
+# Held while random generators or torch's fused encoder layer differ from the user's settings.
 PROBING = threading.RLock()
 _COUNTING = threading.Lock()
-_stances: list[Any] = []  # one for each block within `eager`; the first knows what was before
+_stances: list[Any] = []  # one for each open block of `eager`; the first one restores the stance before it
 
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Compiled code, which runs no hook, is off until the last thread has left. For use within what is `guarded`."""
+    """Turn off compiled code, which runs no hooks, until the last thread has left. Use it within a `guarded` block."""
     if "torch._dynamo" not in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""The tensors of a layer, as every backend gets them: nodes in heap order, leaves from left to right."""
+"""The tensors of a layer and of a pass, as every backend gets them: nodes in heap order, leaves from left to right."""
 
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +24,28 @@ class Leaves(NamedTuple):
     out_bias: Tensor | None  # (leaves, out)
     gate_weight: Tensor | None = None  # (leaves, l, in)
     gate_bias: Tensor | None = None  # (leaves, l)
+
+
+# The names of a layer's parameters, in this order.
+TREE_PARAMETERS = tuple(f"node_{name}" for name in Tree._fields)
+LEAF_PARAMETERS = tuple(f"leaf_{name}" for name in Leaves._fields)
+
+
+class SoftOptions(NamedTuple):
+    """What a soft pass may do besides mixing the leaves."""
+
+    temperature: Tensor | float = 1.0  # multiplies the logits of the nodes
+    transposition: float = 0.0  # the probability that a node swaps its children for a sample
+    straight_through: bool = False  # use the leaf of the hard pass, with the gradient of the mixture
+    dropout: float = 0.0  # on the hidden layer of the leaves
+
+
+class Soft(NamedTuple):
+    """What a soft pass computes: the output, and what the losses on the tree need."""
+
+    output: Tensor  # (..., out)
+    logits: Tensor  # (batch, nodes): scaled by the temperature, before transposition
+    mixture: Tensor  # (batch, leaves): the weights that were used
 
 
 Parts = TypeVar("Parts", Tree, Leaves)

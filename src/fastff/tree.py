@@ -24,7 +24,7 @@ def level(m: int) -> slice:
 
 
 def depth_of(leaves: int) -> int:
-    """The depth of the tree with so many leaves."""
+    """The depth of the tree with this number of leaves."""
     if leaves < 1 or leaves & (leaves - 1):
         raise ValueError(f"a perfect binary tree has a power of two of leaves; got {leaves}.")
     return int(leaves).bit_length() - 1  # sizes are tensors under torch.jit.trace
@@ -73,3 +73,8 @@ def sum_below(leaf: Tensor) -> Tensor:
         leaf = leaf.unflatten(0, (-1, 2)).sum(-1)
         levels.insert(0, leaf)
     return torch.cat(levels) if levels else leaf[:0]
+
+
+def one_hot(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """1 at the index and 0 elsewhere: (..., size)."""
+    return (index.unsqueeze(-1) == torch.arange(size, device=index.device)).to(dtype)

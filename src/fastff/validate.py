@@ -36,6 +36,31 @@ def check_layer(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation:
         raise TypeError(f"x is {x.dtype} on {x.device}; the parameters are {weight.dtype} on {weight.device}.")
 
 
+def check_input(x: Tensor, weight: Tensor, layer: str, autocast: bool) -> None:
+    """Raise unless x (..., in) suits a layer with this first weight. With autocast, any floating-point dtype does."""
+    features = weight.shape[-1]
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{layer} expects a tensor; got {type(x).__name__}. Convert it with torch.as_tensor.")
+    if x.dim() == 0 or x.shape[-1] != features:
+        raise ValueError(
+            f"{layer} expects inputs of shape (..., {features}); got {tuple(x.shape)}. "
+            + (f"Pass in_features={x.shape[-1]}, or project the input first." if x.dim() else "Add a last dimension.")
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"{layer} expects a dense tensor; got the layout {x.layout}. Convert it with x.to_dense().")
+    if x.device != weight.device:
+        raise ValueError(
+            f"{layer} has its parameters on {weight.device}; got an input on {x.device}. Move one of them."
+        )
+    if not x.is_floating_point() or (x.dtype != weight.dtype and not autocast):
+        remedy = f"Convert it with x.to({weight.dtype}), convert the layer, or use torch.autocast"
+        if x.dtype == torch.float64:  # which autocast leaves alone
+            remedy = f"Convert it with x.to({weight.dtype}), or convert the layer"
+        elif x.is_complex():
+            remedy = "Pass its real and imaginary parts as features: torch.view_as_real(x).flatten(-2)"
+        raise TypeError(f"{layer} has {weight.dtype} parameters; got a {x.dtype} input. {remedy}.")
+
+
 def check_fit(tree: Tree, leaves: Leaves, activation: Activation) -> None:
     """Raise unless these nodes and leaves make a tree, and the leaves suit the activation."""
     check_activation(activation)

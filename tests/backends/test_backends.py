@@ -14,9 +14,9 @@ import fastff
 import oracle
 from fastff import backends, functional
 from fastff.activations import function
-from fastff.backends import available, chosen, native, ops, select, select_hard
+from fastff.backends import Request, available, choose, chosen, native, ops, torch_backend
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, relative_error, state
+from helpers import ACTIVATIONS, make, relative_error, request, state
 
 COMPLETE = ["reference", "aten"]  # the others have the hard pass alone
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # float64 on both sides; sums of at most a few hundred terms of order one
@@ -268,17 +268,19 @@ def test_no_nan_gradient_at_huge_logits(backend, decision, size):
 
 
 def test_choice_of_backend():
-    assert select()[1].startswith("auto")
+    layer, x = make().eval(), torch.randn(3, 5, dtype=torch.float64)
+    asked = request(x, layer.tree, layer.leaves)
+    assert choose(asked)[1].startswith("auto")
     with fastff.backend("reference"):
-        assert select()[0].__name__ == "fastff.backends.reference"
+        assert choose(asked)[0].__name__ == torch_backend().__name__ == "fastff.backends.reference"
         with fastff.backend("auto"):
-            assert select()[0].__name__ != "fastff.backends.reference"
-        assert "reference" in select()[1]
-    assert select()[1].startswith("auto")
+            assert torch_backend().__name__ == "fastff.backends.aten"
+        assert "reference" in choose(asked)[1]
+    assert choose(asked)[1].startswith("auto")
     listed = ", ".join(available())
     with pytest.raises(ValueError, match=rf"backend='tpu' is not available here. Available: auto, {listed}"):
         fastff.backend("tpu")
-    assert select()[1].startswith("auto")
+    assert choose(asked)[1].startswith("auto")
 
 
 def test_blocks_overlap():
@@ -316,7 +318,7 @@ def test_blocks_overlap():
     assert chosen() == "aten"
     fastff.backend("auto")
     assert chosen() == "auto"
-    assert len(fastff.backends._choices) <= 2
+    assert len(fastff.backends.choice._choices) <= 2
 
 
 def test_blocks_of_several_threads():
@@ -343,13 +345,12 @@ def failing(monkeypatch):
     def fail(*_):
         raise OutOfResources("shared memory, Required: 417792, Hardware limit: 232448")
 
-    for name in ("hard", "hard_with_leaf", "route", "visit"):
+    for name in ("hard", "route", "visit"):
         monkeypatch.setattr(backends.triton, name, fail)
-    monkeypatch.setattr(
-        backends.triton, "unsupported", lambda x, _, leaves, act: backends.triton.failure("hard", x, leaves, act)
-    )
+    monkeypatch.setattr(Request, "why_no_kernel", lambda *_: "")
     monkeypatch.setattr(backends.triton, "_failures", {})
-    monkeypatch.setitem(backends.TABLE, "native", backends.triton)  # what auto takes on a CPU
+    monkeypatch.setattr(backends.native, "library", lambda: "not built")  # a layer keeps no plan
+    monkeypatch.setitem(backends.BACKENDS, "native", backends.triton)  # what auto takes on a CPU
 
 
 def test_a_kernel_that_fails_gives_way_to_torch(failing):
@@ -371,13 +372,11 @@ def test_a_kernel_that_fails_gives_way_to_torch(failing):
         torch.testing.assert_close(functional.visit(x, leaf, layer.leaves, "relu"), expected)
         layer(x).sum().backward()
         assert layer.leaf_out_weight.grad.abs().max() > 0
-    assert (
-        "could not run its kernel at this size (OutOfResources" in select_hard(x, layer.tree, layer.leaves, "relu")[1]
-    )
+    assert "could not run its kernel at this size (OutOfResources" in choose(request(x, layer.tree, layer.leaves))[1]
 
 
 def test_a_kernel_that_fails_raises_where_it_was_chosen(failing, monkeypatch):
-    monkeypatch.setattr(backends, "available", lambda: ["triton"])
+    monkeypatch.setattr(backends.choice, "available", lambda: ["triton"])
     layer = make(dtype=torch.float32).eval()
     with fastff.backend("triton"), pytest.raises(ValueError, match=r"failed for .* fastff.backend\('auto'\) would use"):
         layer(torch.randn(6, 5))
@@ -387,7 +386,7 @@ def test_other_errors_are_no_failure_of_a_kernel(failing, monkeypatch):
     def fail(*_):
         raise KeyError("a fault of ours")
 
-    monkeypatch.setattr(backends.triton, "hard_with_leaf", fail)
+    monkeypatch.setattr(backends.triton, "hard", fail)
     with pytest.raises(KeyError, match="a fault of ours"):
         make(dtype=torch.float32).eval()(torch.randn(6, 5))
     assert not backends.triton.is_failure(torch.OutOfMemoryError("CUDA out of memory"))
@@ -397,7 +396,7 @@ def test_other_errors_are_no_failure_of_a_kernel(failing, monkeypatch):
 @pytest.mark.skipif("native" not in available(), reason="native backend not built")
 def test_a_chosen_backend_that_cannot_serve_says_so():
     layer, x = make(dtype=torch.float32).eval(), torch.randn(3, 5)
-    assert select_hard(x, layer.tree, layer.leaves, "relu")[0] is native
+    assert choose(request(x, layer.tree, layer.leaves))[0] is native
     with fastff.backend("native"):
         layer(x)
         with pytest.raises(
@@ -406,7 +405,7 @@ def test_a_chosen_backend_that_cannot_serve_says_so():
             make().eval()(x.double())
         with pytest.raises(ValueError, match="cannot run this hard pass: it has kernels for named activations only"):
             make(dtype=torch.float32, activation=torch.sin).eval()(x)
-        with pytest.raises(ValueError, match=r"backend='native' has the hard pass alone. Train under fastff.backend"):
+        with pytest.raises(ValueError, match=r"backend='native' cannot run this soft pass: it has the hard pass alone"):
             layer.train()(x)
     layer.train()(x)
 

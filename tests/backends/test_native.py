@@ -15,7 +15,7 @@ from fastff.activations import function
 from fastff.backends import native, reference
 from fastff.tensors import Leaves
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, relative_error
+from helpers import ACTIVATIONS, make, relative_error, request
 
 ROOT = Path(__file__).parents[2]
 BUILT = not isinstance(native.library(), str)
@@ -43,13 +43,26 @@ def isa(request):
     lib.fastff_use_isa(best)
 
 
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """Fill memory that torch allocates and does not initialise with NaN, and integers with their largest value.
+
+    A kernel that leaves an element of its output unwritten cannot pass on what an earlier call left in that memory.
+    """
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 def layer_of(*sizes, **options):
     return make(*sizes, **({"dtype": torch.float32, "scale": 2.0} | options)).eval().requires_grad_(False)
 
 
 def hard(layer, x):
-    assert native.unsupported(x, layer.tree, layer.leaves, layer.activation) == ""
-    return native.hard_with_leaf(x, layer.tree, layer.leaves, layer.activation)
+    assert native.why_not(request(x, layer.tree, layer.leaves, layer.activation)) == ""
+    return native.hard(x, layer.tree, layer.leaves, layer.activation)
 
 
 def assert_error(layer, x, leaf, y):
@@ -57,6 +70,13 @@ def assert_error(layer, x, leaf, y):
     leaves = Leaves._make(None if t is None else t.double() for t in layer.leaves)
     expected = reference.visit(x.double(), leaf, leaves, layer.activation)
     assert relative_error(y, expected) <= 2 * relative_error(plain_hard(layer, x, leaf), expected)
+
+
+def test_outputs_are_poisoned():
+    """As the native backend allocates them: if torch stops filling them, the tests below prove less than they say."""
+    for dtype in DTYPES:
+        assert torch.ones(1, dtype=dtype).new_empty(63, 5).isnan().all()
+    assert (torch.ones(1).new_empty(63, dtype=torch.int64) == torch.iinfo(torch.int64).max).all()
 
 
 def test_is_loaded_where_it_must_be():
@@ -236,25 +256,25 @@ def test_inputs():
     x = torch.randn(9, 12).t()
     assert not x.is_contiguous()
     assert torch.equal(hard(layer, x)[0], hard(layer, x.contiguous())[0])
-    assert torch.equal(native.hard(x[::2], layer.tree, layer.leaves, "relu"), hard(layer, x)[0][::2])
+    assert torch.equal(native.hard(x[::2], layer.tree, layer.leaves, "relu")[0], hard(layer, x)[0][::2])
     for leaf in (4, -1):
         with pytest.raises(IndexError, match=rf"within 0..3; got {leaf}"):
             native.visit(x, torch.full((12,), leaf), layer.leaves, "relu")
 
 
 @needs_library
-def test_unsupported():
+def test_why_not():
     layer = layer_of(9, 7, depth=2, leaf_width=3)
     tree, leaves, x = layer.tree, layer.leaves, torch.randn(2, 9)
     turned = leaves._replace(in_weight=leaves.in_weight.mT.contiguous().mT)
-    assert native.unsupported(x, None, leaves, "relu") == native.unsupported(x, tree, None, "relu") == ""
-    assert "float64" in native.unsupported(x.double(), tree, leaves, "relu")
-    assert "named" in native.unsupported(x, tree, leaves, torch.sin)
-    assert "contiguous" in native.unsupported(x, tree, turned, "relu")
-    assert "dtype" in native.unsupported(x.bfloat16(), tree, leaves, "relu")
-    assert "device meta" in native.unsupported(x.to("meta"), tree, leaves, "relu")
+    assert native.why_not(request(x, None, leaves, "relu")) == native.why_not(request(x, tree, None, "relu")) == ""
+    assert "float64" in native.why_not(request(x.double(), tree, leaves, "relu"))
+    assert "named" in native.why_not(request(x, tree, leaves, torch.sin))
+    assert "contiguous" in native.why_not(request(x, tree, turned, "relu"))
+    assert "dtype" in native.why_not(request(x.bfloat16(), tree, leaves, "relu"))
+    assert "device meta" in native.why_not(request(x.to("meta"), tree, leaves, "relu"))
     reasons = []
-    torch.func.vmap(lambda row: reasons.append(native.unsupported(row[None], tree, leaves, "relu")) or row)(x)
+    torch.func.vmap(lambda row: reasons.append(native.why_not(request(row[None], tree, leaves, "relu"))) or row)(x)
     assert "transform" in reasons[0]
 
 
@@ -294,16 +314,27 @@ import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]  # an editable install
 sys.path.insert(0, sys.argv[1])
 import torch, fastff
-from fastff.backends import native
+from fastff.backends import Request, native
 assert fastff.__file__.startswith(sys.argv[1])
 layer, x = fastff.FFF(5, 4, depth=2, leaf_width=3).eval(), torch.randn(3, 5)
 assert layer(x).shape == (3, 4)
-reason = native.unsupported(x, layer.tree, layer.leaves, "relu")
+reason = native.why_not(Request.make("hard", x, layer.tree, layer.leaves, "relu"))
 assert native.status() == reason and reason.startswith("not built: fastff was installed without a C++ compiler"), reason
 """
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "site")], check=True, cwd=tmp_path)
     environment["FASTFF_REQUIRE_NATIVE"] = "1"
     assert subprocess.run(install, env=environment, capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_refuses_msvc(tmp_path):
+    """With what to do instead. The variable stands for the compiler, which no Linux has."""
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, "-DMSVC=ON"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    message = " ".join(result.stderr.split())  # CMake breaks lines
+    assert result.returncode != 0
+    assert "needs GCC or Clang" in message
+    assert "pip installs the package without the native backend" in message
 
 
 def test_sanitizers():

@@ -5,14 +5,14 @@ import torch
 from test_backends import plain_hard
 
 import fastff
-from fastff.backends import reference, triton
-from fastff.backends.triton import Way
-from helpers import ACTIVATIONS, make, relative_error, without_interpreter
+from fastff.backends import reference, triton, triton_hard
+from fastff.backends.triton_hard import Launch
+from helpers import ACTIVATIONS, make, relative_error, request, without_interpreter
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ALONE = Way(False, round=2, warps=4)
-GROUPED = Way(True, tile=16, leaf_tile=16, k=16, n=16, splits=2)
+ALONE = Launch(False, round=2, warps=4)
+GROUPED = Launch(True, tile=16, leaf_tile=16, k=16, n=16, splits=2)
 WAYS = {"alone": ALONE, "grouped": GROUPED}
 
 
@@ -25,7 +25,7 @@ def check(layer, x, way=None):
     """The kernels against the reference in float64, to float32 rounding, from memory that held NaN before."""
     torch.use_deterministic_algorithms(True)  # fills what torch.empty returns
     try:
-        y, leaf = triton.hard_with_leaf(x, layer.tree, layer.leaves, layer.activation, way)
+        y, leaf = triton.hard(x, layer.tree, layer.leaves, layer.activation, way)
     finally:
         torch.use_deterministic_algorithms(False)
     wide = layer_of(
@@ -73,7 +73,7 @@ def test_sizes(way, activation, sizes, leaf_width):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("node_width", [1, 2])
 def test_inputs_that_do_not_fit_into_registers(way, node_width, monkeypatch):
-    monkeypatch.setattr(triton, "_fits", lambda *_: False)
+    monkeypatch.setattr(triton_hard, "_fits", lambda *_: False)
     layer = layer_of(150, 6, depth=4, leaf_width=5, node_width=node_width, activation="geglu")
     check(layer, torch.randn(9, 150, device=DEVICE), WAYS[way])
 
@@ -81,7 +81,7 @@ def test_inputs_that_do_not_fit_into_registers(way, node_width, monkeypatch):
 @pytest.mark.parametrize("batch", [1, 33])
 def test_sorted(batch, monkeypatch):
     """With more leaves than lists have room for."""
-    monkeypatch.setattr(triton, "_MOST_LISTED", 0)
+    monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     check(layer_of(7, 5, depth=3, leaf_width=3), torch.randn(batch, 7, device=DEVICE), GROUPED)
 
 
@@ -89,13 +89,13 @@ def test_sorted(batch, monkeypatch):
 @pytest.mark.parametrize("warps", [2, 8])
 def test_rounds(rounds, warps):
     layer = layer_of(7, 5, depth=5, leaf_width=3)
-    check(layer, torch.randn(6, 7, device=DEVICE), Way(False, round=rounds, warps=warps))
+    check(layer, torch.randn(6, 7, device=DEVICE), Launch(False, round=rounds, warps=warps))
 
 
 @pytest.mark.parametrize("way", ["alone", "grouped", "sorted"])
 def test_one_leaf_takes_all(way, monkeypatch):
     if way == "sorted":
-        monkeypatch.setattr(triton, "_MOST_LISTED", 0)
+        monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     layer = layer_of(7, 5, depth=3, leaf_width=3)
     layer.node_weight.zero_()
     check(layer, torch.randn(33, 7, device=DEVICE), WAYS.get(way, GROUPED))
@@ -105,10 +105,10 @@ def test_one_leaf_takes_all(way, monkeypatch):
 def test_a_logit_of_zero_goes_right_and_nan_left(way):
     layer = layer_of(7, 5, depth=3, leaf_width=3)
     x = torch.randn(17, 7, device=DEVICE)
-    y, leaf = triton.hard_with_leaf(x, layer.tree, layer.leaves, "relu", WAYS[way])
+    y, leaf = triton.hard(x, layer.tree, layer.leaves, "relu", WAYS[way])
     bad = x.clone()
     bad[4, 2] = torch.nan
-    y_bad, leaf_bad = triton.hard_with_leaf(bad, layer.tree, layer.leaves, "relu", WAYS[way])
+    y_bad, leaf_bad = triton.hard(bad, layer.tree, layer.leaves, "relu", WAYS[way])
     assert leaf_bad[4] == 0
     assert y_bad[4].isnan().all()
     rest = torch.arange(17, device=DEVICE) != 4
@@ -116,7 +116,7 @@ def test_a_logit_of_zero_goes_right_and_nan_left(way):
     assert torch.equal(leaf_bad[rest], leaf[rest])
     layer.node_weight.zero_()
     layer.node_bias.zero_()
-    assert (triton.hard_with_leaf(x, layer.tree, layer.leaves, "relu", WAYS[way])[1] == 7).all()
+    assert (triton.hard(x, layer.tree, layer.leaves, "relu", WAYS[way])[1] == 7).all()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -126,17 +126,17 @@ def test_infinite_input(way):
     layer.leaf_in_weight[:, :, 2] = layer.leaf_in_weight[:, :, 2].abs()
     x = torch.randn(3, 7, device=DEVICE)
     x[1, 2] = -torch.inf
-    y = triton.hard_with_leaf(x, layer.tree, layer.leaves, "relu", WAYS[way])[0]
-    torch.testing.assert_close(y, reference.hard(x, layer.tree, layer.leaves, "relu"), rtol=1e-5, atol=1e-6)
+    y = triton.hard(x, layer.tree, layer.leaves, "relu", WAYS[way])[0]
+    torch.testing.assert_close(y, reference.hard(x, layer.tree, layer.leaves, "relu")[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("listed", [True, False])
 def test_visit_and_route(grouped, listed, monkeypatch):
     """Alone, as MoE and `layer.route` use them; also with inputs and leaves that are not contiguous."""
-    monkeypatch.setattr(triton, "choose", lambda *_: GROUPED if grouped else ALONE)
+    monkeypatch.setattr(triton_hard, "choose", lambda *_: GROUPED if grouped else ALONE)
     if not listed:
-        monkeypatch.setattr(triton, "_MOST_LISTED", 0)
+        monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     layer = layer_of(7, 5, depth=3, leaf_width=3, activation="tanh")
     x = torch.randn(7, 23, device=DEVICE).T
     assert torch.equal(triton.route(x, layer.tree, "tanh"), reference.route(x, layer.tree, "tanh"))
@@ -160,7 +160,7 @@ def test_half_precision(dtype, way):
     exact = layer_of(37, 29, depth=depth, leaf_width=8, activation="gelu", dtype=torch.float64)
     exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
     x = torch.randn(33, 37, device=DEVICE).to(dtype)
-    y, leaf = triton.hard_with_leaf(x, layer.tree, layer.leaves, "gelu", way)
+    y, leaf = triton.hard(x, layer.tree, layer.leaves, "gelu", way)
     route = reference.route(x.double(), exact.tree, "gelu")
     assert torch.equal(leaf, route)  # sums are float32: no logit here is within their rounding of zero
     assert y.dtype == dtype
@@ -173,7 +173,7 @@ def test_choice_of_the_way():
 
     def choose(batch, depth, leaf_width=32, dtype=torch.bfloat16, node_width=1, features=768):
         x = torch.empty(batch, features, dtype=dtype, device="meta")
-        return triton.choose(x, 2**depth, 2 * leaf_width * features, node_width)
+        return triton_hard.choose(x, 2**depth, 2 * leaf_width * features, node_width)
 
     assert not choose(1, 5).grouped
     assert not choose(32, 15).grouped
@@ -190,12 +190,12 @@ def test_choice_of_the_way():
     layer = layer_of(768, 768, depth=5, leaf_width=1)
     for batch, words in ((1, "one program a sample"), (2**16, "listed by leaf"), (2**21, "sorted by leaf")):
         x = torch.empty(batch, 768, device="meta")
-        assert words in triton.describe(x, layer.tree, layer.leaves)
+        assert words in triton.describe(request(x, layer.tree, layer.leaves))
 
 
-def test_unsupported():
+def test_why_not():
     layer = layer_of(7, 5, depth=2, leaf_width=3)
-    reason = triton.unsupported(torch.empty(3, 7, device="meta"), layer.tree, layer.leaves, "relu")
+    reason = triton.why_not(request(torch.empty(3, 7, device="meta"), layer.tree, layer.leaves))
     assert reason == "needs a CUDA tensor; got device meta"
     if DEVICE == "cpu":
         assert "triton" not in fastff.backends.available()
@@ -208,7 +208,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import fastff
-from fastff.backends import triton as launch, triton_kernels as kernels
+from fastff.backends import triton_hard as launch, triton_kernels as kernels
 
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
 SHARED = 227 * 1024  # bytes that a program may have on sm_90

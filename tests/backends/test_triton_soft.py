@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import fastff
-from fastff.backends import select_soft, triton_soft
-from helpers import ACTIVATIONS, make, without_interpreter
+from fastff.backends import choose, triton, triton_soft
+from fastff.tensors import SoftOptions
+from helpers import ACTIVATIONS, make, request, without_interpreter
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -14,7 +15,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def everywhere(monkeypatch):
     """Let the kernels take CPU tensors, which the interpreter can run."""
-    monkeypatch.setattr(triton_soft, "unsupported", lambda *_: "")
+    monkeypatch.setattr(triton, "why_not", lambda request: "")
 
 
 def passes(layer, x, seed=0, **options):
@@ -24,8 +25,7 @@ def passes(layer, x, seed=0, **options):
         torch.manual_seed(seed)
         if run == "triton":
             y, logits, mixture = triton_soft.soft(
-                x, layer.tree, layer.leaves, layer.activation, layer.temperature_tensor,
-                options.get("transposition", 0.0), options.get("straight_through", False),
+                x, layer.tree, layer.leaves, layer.activation, SoftOptions(layer.temperature_tensor, **options),
             )  # fmt: skip
         else:
             with fastff.backend("reference"):
@@ -138,11 +138,12 @@ def test_opcheck(flip, bias):
 def test_choice():
     layer = make(5, 4, depth=2, leaf_width=2)
     x = torch.randn(3, 5)
-    chosen, reason = select_soft(x, layer.tree, layer.leaves, "relu", 0.0)
+    asked = request(x, layer.tree, layer.leaves, kind="soft")
+    chosen, reason = choose(asked)
     assert chosen.__name__ == "fastff.backends.aten"
     assert "needs a CUDA tensor; got device cpu" in reason
     with fastff.backend("reference"):
-        assert select_soft(x, layer.tree, layer.leaves, "relu", 0.0)[0].__name__ == "fastff.backends.reference"
+        assert choose(asked)[0].__name__ == "fastff.backends.reference"
 
 
 AHEAD_OF_TIME = """

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,13 @@ def test_the_demo_prints_its_tables_and_ends_in_the_page(tmp_path):
 
     text = page.read_text()
     assert "Other trainings: digits" in text
+    # The cards: the best tree of the first table, its neurons, and the speed-up of the second.
+    numbers = re.findall(r'<p class="number">(.*?)</p>', text)
+    best = max((both[1], neurons) for (model, _, neurons, _), both in found.items() if model == "FFF")
+    assert numbers[:2] == [f"{best[0]:.1f}\u00a0%", f"{best[1]} of 64"]
+    assert float(numbers[2].rstrip("x")) == pytest.approx(float(timed[-1].rstrip("x")), abs=0.51)
+    assert text.split('id="regions"')[1].split("</section>")[0].count("<svg") == 3
+    assert run.stdout.rstrip().splitlines()[-1].endswith(str(page))
     assert "python examples/demo.py --quick" in text
     assert "--set steps=100" in text
 

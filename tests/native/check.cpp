@@ -1,5 +1,7 @@
 // The native library against loops in double, at odd sizes, with every buffer exactly as large as it must be: built
-// with AddressSanitizer and UBSan (make test-sanitize), which see whatever is read or written beside it.
+// with AddressSanitizer and UBSan (make test-sanitize), which see whatever is read or written beside it. Outputs are
+// filled with NaN, or with a leaf that does not exist, before a kernel writes them.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -175,11 +177,16 @@ void fail(const Case& c, const char* what) {
 // Outputs filled with NaN, and read back.
 struct Output {
     std::unique_ptr<char[]> bytes;
+    int64_t size;
     bool wide;
-    explicit Output(const Case& c) : wide(c.layer.dtype == float32) {
-        int64_t size = c.batch * c.layer.out * (wide ? 4 : 2);
-        bytes.reset(new char[size]);
-        std::memset(bytes.get(), 0xff, size);
+    explicit Output(const Case& c) : size(c.batch * c.layer.out), wide(c.layer.dtype == float32) {
+        bytes.reset(new char[size * (wide ? 4 : 2)]);
+        std::memset(bytes.get(), 0xff, size * (wide ? 4 : 2));
+    }
+    bool untouched() const {
+        for (int64_t i = 0; i < size; i++)
+            if (!std::isnan((*this)[i])) return false;
+        return true;
     }
     double operator[](int64_t i) const {
         uint32_t bits = 0;
@@ -192,7 +199,8 @@ struct Output {
 
 void check(const Case& c) {
     std::unique_ptr<int64_t[]> leaf(new int64_t[c.batch]), routed(new int64_t[c.batch]);
-    Output y(c), again(c), visited(c);
+    for (int64_t* poisoned : {leaf.get(), routed.get()}) std::fill(poisoned, poisoned + c.batch, INT64_MIN);
+    Output y(c), again(c), visited(c), refused(c);
     Call call = {&c.layer, c.x.data(), leaf.get(), y.bytes.get(), c.batch, c.threads};
     fastff_hard(&call);
     call.leaf = nullptr;
@@ -218,7 +226,9 @@ void check(const Case& c) {
     }
     if (c.batch) {
         routed[c.batch - 1] = c.layer.leaves;
-        if (!fastff_visit(&call)) fail(c, "visit accepts a leaf that is not there");
+        call.y = refused.bytes.get();
+        if (!fastff_visit(&call)) fail(c, "visit accepts a leaf that does not exist");
+        if (!refused.untouched()) fail(c, "visit writes although it refuses");
     }
 }
 
@@ -227,13 +237,14 @@ void check_special_values() {
     float ones[1] = {1};
     uint32_t bits[] = {0x7fc00000, 0xffc00001, 0x7f800000, 0xff800000, 0x7f7fffff, 0x3f808000, 0x3f818000, 0x80000000};
     for (uint32_t word : bits) {
-        float x, y = 0;
+        float x;
         std::memcpy(&x, &word, 4);
         Layer layer{};
         layer.in_weight = layer.out_weight = ones;
         layer.in = layer.out = layer.leaf_width = layer.node_width = layer.leaves = 1;
         for (int a = 0; a < swiglu; a++) {
             layer.activation = Activation(a);
+            float y = std::isnan(x) ? 1 : NAN;  // what the output must not be
             Call call = {&layer, &x, nullptr, &y, 1, 1};
             fastff_hard(&call);
             bool bad = std::isnan(x) != std::isnan(y);

@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastff
-from fastff.training.initialize import shift_biases_
 from helpers import make
 
 
@@ -150,112 +149,11 @@ def test_errors_change_nothing():
     ]:
         with pytest.raises(error, match=message):
             fastff.initialize_tree_(*arguments)
-    for options in ({"std": 0.0}, {"samples": 0}):
+    for options in ({"logit_std": 0.0}, {"samples": 0}):
         with pytest.raises(ValueError, match="must be"):
             fastff.initialize_tree_(model, x, **options)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
-
-
-@pytest.mark.parametrize("node_width", [1, 3])
-def test_rebalance_gives_every_leaf_its_part_and_moves_no_more_than_that(node_width):
-    torch.manual_seed(0)
-    layer = make(6, 2, depth=5, leaf_width=1, node_width=node_width, dtype=torch.float32, activation="tanh")
-    bias = layer.node_bias if node_width == 1 else layer.node_out_bias
-    with torch.no_grad():
-        bias += 0.5 * torch.randn_like(bias)
-    x = torch.randn(1000, 6)
-    count = torch.bincount(layer.route(x), minlength=32)
-    assert count.min() == 0
-    others = {name: value.clone() for name, value in layer.state_dict().items()}
-    fastff.rebalance_(layer, x, min_share=0.5)
-    count = torch.bincount(layer.route(x), minlength=32)
-    assert count.min() >= 0.5 * 1000 / 32
-    changed = [name for name, value in layer.state_dict().items() if not torch.equal(value, others[name])]
-    assert changed == ["node_bias" if node_width == 1 else "node_out_bias"]
-    # Balanced enough, it stays as it is; asked for all, every leaf gets it.
-    settled = bias.clone()
-    fastff.rebalance_(layer, x, min_share=0.5)
-    assert torch.equal(bias, settled)
-    fastff.rebalance_(layer, x, min_share=1.0)
-    assert torch.bincount(layer.route(x), minlength=32).min() == 31
-
-
-def test_rebalance_leaves_boundaries_that_are_good_enough():
-    layer = fastff.FFF(1, 1, depth=2, leaf_width=1)
-    with torch.no_grad():
-        layer.node_weight.fill_(1)
-        layer.node_bias.copy_(torch.tensor([0.0, 0.5, -5.0]))  # the right half goes left at 5: nothing beyond
-    x = torch.linspace(-1, 1, 80).unsqueeze(1)
-    fastff.rebalance_(layer, x, min_share=0.1)
-    assert torch.bincount(layer.route(x), minlength=4).tolist() == [20, 20, 37, 3]  # 2 are asked for, and one to spare
-    assert layer.node_bias[:2].tolist() == [0, 0.5]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rebalance_in_low_precision_goes_by_the_biases_it_stores(dtype):
-    torch.manual_seed(0)
-    layer = make(6, 2, depth=5, leaf_width=1, dtype=dtype)
-    x = torch.randn(2000, 6).to(dtype)
-    fastff.rebalance_(layer, x, min_share=0.5)
-    assert torch.bincount(layer.route(x), minlength=32).min() >= 0.3 * 2000 / 32
-
-
-def test_trees_are_balanced_together_as_each_by_itself():
-    torch.manual_seed(0)
-    layers = [fastff.FFF(6, 2, depth=4, leaf_width=1) for _ in range(3)]
-    x = torch.randn(3, 500, 6)
-    with torch.no_grad():
-        for layer in layers:
-            layer.node_bias += torch.randn_like(layer.node_bias)
-        bias = torch.stack([layer.node_bias for layer in layers])
-        logits = torch.stack([layer.node_logits(own) for layer, own in zip(layers, x, strict=True)])
-    before = bias.clone()
-    shift_biases_(bias, logits, 0.5)
-    for i, (layer, own) in enumerate(zip(layers, x, strict=True)):
-        assert torch.bincount(layer.route(own), minlength=16).min() < 16
-        fastff.rebalance_(layer, own, min_share=0.5)
-        assert not torch.equal(layer.node_bias, before[i])
-        assert torch.equal(bias[i], layer.node_bias)
-        assert torch.bincount(layer.route(own), minlength=16).min() >= 16  # half of 500 / 16
-
-
-@pytest.mark.parametrize(("samples", "each"), [(3, 0), (4, 1), (8, 2), (9, 2), (12, 3), (40, 6), (41, 7)])
-def test_a_leaf_gets_its_part_and_one_to_spare_where_there_are_enough(samples, each):
-    layer = fastff.FFF(1, 1, depth=2, leaf_width=1)
-    with torch.no_grad():
-        layer.node_weight.fill_(1)
-        layer.node_bias.fill_(-5.0)  # all go left
-    x = torch.linspace(-1, 1, samples).unsqueeze(1)
-    fastff.rebalance_(layer, x, min_share=0.5)
-    assert torch.bincount(layer.route(x), minlength=4)[1:].tolist() == [each, each, each]
-
-
-@pytest.mark.parametrize(
-    ("values", "bias", "counts"),
-    [
-        ([0.0] * 60 + [1.0] * 4, -0.5, [60, 4]),  # enough: it stays
-        ([0.0] * 4 + [1.0] * 60, -0.5, [4, 60]),
-        ([0.0] * 60 + [1.0] * 4, -9.0, [60, 4]),  # a fifth one could not be told from the rest
-        ([0.0] * 4 + [1.0] * 60, 9.0, [4, 60]),
-        ([0.0] * 59 + [1.0] * 5, -9.0, [59, 5]),
-    ],
-)
-def test_no_sample_is_spared_among_equal_ones(values, bias, counts):
-    layer = fastff.FFF(1, 1, depth=1, leaf_width=1)
-    with torch.no_grad():
-        layer.node_weight.fill_(1)
-        layer.node_bias.fill_(bias)
-    x = torch.tensor(values).unsqueeze(1)
-    fastff.rebalance_(layer, x, min_share=0.1)  # 4 are asked for
-    assert torch.bincount(layer.route(x), minlength=2).tolist() == counts
-    assert layer.node_bias.item() == -0.5
-
-
-@pytest.mark.parametrize("least", [-0.1, 1.1])
-def test_rebalance_refuses_shares_that_are_none(least):
-    with pytest.raises(ValueError, match="least must be from 0 to 1"):
-        fastff.rebalance_(make(), torch.randn(4, 5), min_share=least)
 
 
 @settings(deadline=None, max_examples=200)
@@ -278,7 +176,7 @@ def test_trees_are_finite_and_balanced_or_refused(dtype, exponent, std, node_wid
     except ValueError as error:
         refused = str(error)
     if refused:
-        assert "hold NaN or infinity" in refused or f"has no place in {dtype}" in refused
+        assert "hold NaN or infinity" in refused or f"does not fit into {dtype}" in refused
         assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
         return
     assert all(parameter.isfinite().all() for parameter in layer.parameters())
@@ -289,7 +187,7 @@ def test_trees_are_finite_and_balanced_or_refused(dtype, exponent, std, node_wid
 @pytest.mark.parametrize(
     ("scale", "dtype"), [(3e38, torch.float32), (1e-30, torch.float32), (1e-5, torch.float16), (1e150, torch.float64)]
 )
-def test_data_of_any_scale_whose_tree_has_a_place(scale, dtype):
+def test_data_of_any_scale_whose_tree_fits(scale, dtype):
     torch.manual_seed(0)
     layer = fastff.FFF(256, 2, depth=3, leaf_width=1, dtype=dtype)
     x = (torch.randn(512, 256, dtype=torch.float64).clamp(-1, 1) * scale).to(dtype)
@@ -299,14 +197,14 @@ def test_data_of_any_scale_whose_tree_has_a_place(scale, dtype):
 
 
 @pytest.mark.parametrize(("scale", "dtype"), [(1e-40, torch.float32), (1e-6, torch.float16), (1e300, torch.float64)])
-def test_a_tree_without_a_place_is_named(scale, dtype):
+def test_a_tree_that_does_not_fit_is_named(scale, dtype):
     layer = fastff.FFF(8, 2, depth=3, leaf_width=1, dtype=dtype)
     x = (torch.randn(512, 8, dtype=torch.float64) * scale).to(dtype)
-    with pytest.raises(ValueError, match=rf"tree of the FFF layer '' has no place in {dtype}.*Standardise the inputs"):
+    with pytest.raises(ValueError, match=rf"tree of the FFF layer '' does not fit into {dtype}.*Standardise"):
         fastff.initialize_tree_(layer, x)
 
 
 @pytest.mark.parametrize("std", [float("inf"), float("nan"), -1.0, 0.0])
 def test_deviations_that_are_none(std):
-    with pytest.raises(ValueError, match="std must be finite and positive"):
+    with pytest.raises(ValueError, match="logit_std must be finite and positive"):
         fastff.initialize_tree_(make(), torch.randn(8, 5, dtype=torch.float64), logit_std=std)

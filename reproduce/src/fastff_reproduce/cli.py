@@ -9,16 +9,15 @@ import typer
 from rich.markup import escape
 
 from fastff.atomic import replacing
-from fastff.cli.flags import Commit, a_device, apart, bad_flags, numbers, one, words
+from fastff.cli.flags import FORMATS, Commit, Format, a_device, apart, bad_flags, numbers, one, words
+from fastff.cli.printing import console, errors, records
 from fastff.extras import install
 
 from . import data as datasets
 from . import engine as engines
 from . import listing, summary
-from .listing import errors
-from .output import FORMATS, write_rows
 from .parts import SomeFailed
-from .results_table import console, show
+from .results_table import show
 from .runs import MODELS
 from .store import Store, about
 from .workers import ENGINES
@@ -35,7 +34,6 @@ Data = Annotated[
     ),
 ]
 StoreFile = Annotated[Path, typer.Option("--store", help="file of all results", envvar="FASTFF_STORE")]
-Format = Annotated[str, typer.Option("--format", help="table, json or csv")]
 
 
 def reproduce(
@@ -104,7 +102,7 @@ def reproduce(
         if experiment == "regions" and not dry_run:
             _regions(output or Path("regions.svg"), seed)
         if format != "table":
-            write_rows([], format, summary.ROW)
+            records([], summary.ROW, format)
         return
     if dry_run:
         listing.dry_run(cases, store, data, ensemble, format)
@@ -130,7 +128,7 @@ def reproduce(
             errors.print("Stopped. Results and checkpoints are kept: run the same command to resume.", soft_wrap=True)
             raise
     if format != "table":
-        write_rows(summary.rows(results), format, summary.ROW)
+        records(summary.rows(results), summary.ROW, format)
     elif results:
         show(experiment, chosen.title, results)
     if failed:

@@ -1,4 +1,4 @@
-"""The figures of the report, as SVG that stands in the page and has the colour of its text."""
+"""The figures of the report: inline SVG in the colour of the page's text, light or dark."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ from fastff.bench.rows import Row
 from .runs import Result
 from .summary import Cell
 
-INK = "#010203"  # stands for the colour of the text until the SVG is in the page
+INK = "#010203"  # replaced by the colour of the page's text
 STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
@@ -67,16 +67,16 @@ def _svg(figure: Any, plt: Any, label: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text as it is: matplotlib takes what is between two dollars for mathematics."""
+    """Text for matplotlib, which reads mathematics between two dollars."""
     return text.replace("$", r"\$")
 
 
 def counterparts(cells: Sequence[Cell], title: str) -> list[Figure]:
-    """M_A and G_A over inference size, a line for each model, depth and recipe: means, with the deviation as bars."""
+    """G_A and M_A over inference size, a line for each model, depth and recipe: means, with deviations as bars."""
     kinds = list(dict.fromkeys((cell.model, cell.depth) for cell in sorted(cells, key=lambda c: (c.model, c.depth))))
     recipes = sorted({cell.recipe for cell in cells})  # fastff before paper
     drawn = []
-    for name, about in (("M_A", "memorisation"), ("G_A", "generalisation")):
+    for name, about in (("G_A", "accuracy on new data"), ("M_A", "accuracy on training data")):
         measured = sorted((cell for cell in cells if getattr(cell, name)), key=lambda cell: cell.inference_size)
         if not measured:
             continue
@@ -104,25 +104,26 @@ def counterparts(cells: Sequence[Cell], title: str) -> list[Figure]:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("inference size, neurons")
-            axes.set_ylabel(f"{name}, %")
+            axes.set_ylabel(f"{about} ({name}), %")
             figure.legend(loc="outside lower center", ncols=2, fontsize=8)
-            svg = _svg(figure, plt, f"{title}: {name} over inference size")
-        drawn.append(Figure(svg, f"{title}: {name} ({about}) over inference size. Means over seeds, bars: deviation."))
+            svg = _svg(figure, plt, f"{title}: {about} over inference size")
+        caption = f"{title}: {about} ({name}) over inference size. Means over seeds; bars: standard deviation."
+        drawn.append(Figure(svg, caption))
     return drawn
 
 
 def entropies(results: Sequence[Result], names: Sequence[str], title: str) -> Figure | None:
     """Mean decision entropy over epochs, as in `_over_epochs`."""
     about = (
-        f"A line for each seed, at the temperature of training. Below {HARD:.2f} (dotted) rounding soft decisions is "
-        "nearly free; straight-through decisions are rounded all along."
+        f"One line per seed, at the training temperature. Below {HARD:.2f} (dotted), rounding soft decisions is nearly "
+        "free. Straight-through decisions are always rounded."
     )
     return _over_epochs(results, names, title, "entropy", "mean entropy of a decision, nats", about, mark=HARD)
 
 
 def leaves(results: Sequence[Result], names: Sequence[str], title: str) -> Figure | None:
     """Leaves in use over epochs, as in `_over_epochs`."""
-    about = "A line for each seed: the leaves that a part of the validation data reaches. Lines may hide each other."
+    about = "One line per seed: leaves that validation data reaches. Lines may overlap."
     return _over_epochs(results, names, title, "leaves_used", "leaves in use", about)
 
 
@@ -135,9 +136,9 @@ def _over_epochs(
     about: str,
     mark: float | None = None,
 ) -> Figure | None:
-    """What histories have of each epoch, a line for each training; several numbers in an epoch are layers.
+    """A quantity of the histories over epochs, a line for each training; several numbers in an epoch are layers.
 
-    `names` are those of the lines: trainings of one name share a colour. None where no history has it.
+    Trainings with the same name in `names` share a colour. None if no history has the quantity.
     """
     with _style() as plt:
         figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
@@ -165,7 +166,7 @@ def _over_epochs(
 
 
 def _lines(found: Sequence[Any], name: str) -> dict[str, list[float]]:
-    """What an epoch has, as lines: a number is one; several numbers, or lists of those of nodes, are one per layer."""
+    """Values of epochs as lines: one for plain numbers, one per layer for lists of numbers or of nodes' lists."""
     if not found:
         return {}
     if not isinstance(found[0], Sequence):
@@ -177,23 +178,28 @@ def _lines(found: Sequence[Any], name: str) -> dict[str, list[float]]:
     return {f"{name}, layer {i + 1}": [epoch[i] for epoch in joined] for i in range(layers)}
 
 
-def regions() -> Figure:
-    """The paper's first figure, trained anew."""
-    from .sketch import sketch
+def regions() -> list[Figure]:
+    """The paper's first figure, trained anew: a panel for each layer."""
+    from .sketch import panels
 
+    captions = {
+        "FF": "Dense layer: all neurons compute everywhere.",
+        "MoE": "Mixture of experts: lines mark where the choice of experts changes.",
+        "FFF": "Fast feedforward layer: each region has one leaf. Dark: boundaries that are still soft.",
+    }
     with _style() as plt:
-        svg = _svg(sketch(), plt, "What FF, MoE and FFF answer on a plane, and the regions of experts and leaves")
-    return Figure(svg, "The answers of three layers with as many neurons, and the regions of experts and leaves.")
+        drawn = zip(captions, captions.values(), panels(), strict=True)
+        return [Figure(_svg(panel, plt, f"{name} on a plane"), caption) for name, caption, panel in drawn]
 
 
 def speed(rows: Iterable[Row]) -> list[Figure]:
-    """The paper's speed figures, from rows of `fastff bench blocks`, for each machine and dtype that has them."""
+    """The paper's speed figures, for each machine and dtype with rows of `fastff bench blocks`."""
     size: Row = {"in": BERT.in_features, "out": BERT.out_features, "leaf_width": BERT.leaf_width, "batch": BERT.batch}
     size |= {"node_width": 1, "activation": "relu"}
     found = [row for row in rows if all(row[name] == value for name, value in size.items())]
     captions = {
         "blocks": "Time of a forward pass over the number of blocks, as in the paper's figure.",
-        "closeup": "The close-up: MoE and FFF alone, on a linear axis.",
+        "closeup": "Close-up: MoE and FFF alone, on a linear axis.",
         "speedup": "Speed-up of FFF over the dense layer.",
     }
     figures = []

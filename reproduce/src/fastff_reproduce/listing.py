@@ -4,21 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fastff.cli.printing import show
+from fastff.cli.printing import console, errors, records, show
 
-from . import data, results_table, summary
-from .output import write_rows
+from . import data, summary
 from .parts import parts, with_teachers
 from .runs import Case
 from .store import Store
 
 EXPERIMENT = ("experiment", "title", "about", "trainings", "data")
 TODO = ("dataset", "model", "width", "leaf_width", "depth", "recipe", "goal", "stored", "to_train")
-errors = Console(stderr=True)
 
 
 def list_experiments(root: Path | None, format: str) -> None:
@@ -41,7 +38,7 @@ def list_experiments(root: Path | None, format: str) -> None:
         )
         rows.append(dict(zip(EXPERIMENT, values, strict=True)))
     if format != "table":
-        write_rows(rows, format, EXPERIMENT)
+        _print(rows, EXPERIMENT, format)
         return
     table = Table(title="Experiments, with both recipes and ten seeds", show_lines=True)
     table.add_column("experiment", no_wrap=True)
@@ -52,9 +49,9 @@ def list_experiments(root: Path | None, format: str) -> None:
         lines = (name if found == "here" else f"{name}: {found}" for name, found in row["data"].items())
         text = escape(f"{row['title']}\n{row['about']}")
         table.add_row(row["experiment"], text, str(row["trainings"] or ""), escape("\n".join(lines)))
-    results_table.console.print(table)
+    console.print(table)
     where = escape(str(root or data.directory()))
-    results_table.console.print(f"Data directory: {where}. digits comes with scikit-learn.", style="dim")
+    console.print(f"Data directory: {where}. digits comes with scikit-learn.", style="dim")
 
 
 def state(name: str, root: Path | None) -> str:
@@ -91,13 +88,26 @@ def dry_run(cases: Sequence[Case], path: Path, root: Path | None, ensemble: int,
         row["to_train"] = [case.seed for case in part if case.key not in stored]
         rows.append(row)
     if format != "table":
-        write_rows(rows, format, TODO)
+        _print(rows, TODO, format)
         return
     table = Table(title=f"Trainings stored in {escape(str(path))}, and trainings to do")
     for column, value in rows[0].items():
         table.add_column(column.replace("_", " "), justify="left" if isinstance(value, str) else "right")
     for row in rows:
         table.add_row(*(str(len(value) if isinstance(value, list) else value) for value in row.values()))
-    show(results_table.console, table)
+    show(console, table)
     left = sum(len(row["to_train"]) for row in rows)
-    results_table.console.print(f"{len(cases) - left} trainings stored, {left} to do, {ensemble} seeds at once.")
+    console.print(f"{len(cases) - left} trainings stored, {left} to do, {ensemble} seeds at once.")
+
+
+def _print(rows: Sequence[dict[str, Any]], columns: Sequence[str], format: str) -> None:
+    """JSON keeps lists and mappings; a CSV field has their text."""
+    if format == "csv":
+        rows = [{name: _field(value) for name, value in row.items()} for row in rows]
+    records(rows, columns, format)
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {part}" for name, part in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fastff.layer import FFF
-from fastff.training.initialize import copy_first_leaf_, initialize_tree_, shift_biases_
+from fastff.training.boundaries import shift_biases_
+from fastff.training.initialize import copy_first_leaf_, initialize_tree_
 from fastff.training.recipe import Recipe
 
 from .build import build

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fastff.cli.printing import console
+
 from . import summary
 from .runs import Result
-
-console = Console()
-if not console.is_terminal:
-    console = Console(width=150)
 
 
 def show(experiment: str, title: str, results: Sequence[Result]) -> None:

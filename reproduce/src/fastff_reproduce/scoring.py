@@ -6,11 +6,11 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from fastff.backends import select
-from fastff.backends.reference import one_hot
+from fastff.backends import torch_backend
 from fastff.batches import Enough, watching
 from fastff.layer import FFF
 from fastff.training.losses import bernoulli_entropy
+from fastff.tree import one_hot
 
 
 def accuracy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
@@ -60,7 +60,7 @@ def visits(model: nn.Module, x: Tensor) -> list[Tensor]:
 
     def see(layer: FFF, inputs: Tensor) -> None:
         # Not by bincount, for which vmap has no rule.
-        parts[-1].append(one_hot(select()[0].walk(layer.node_logits(inputs)), layer.num_leaves, torch.bool).sum(0))
+        parts[-1].append(one_hot(torch_backend().walk(layer.node_logits(inputs)), layer.num_leaves, torch.bool).sum(0))
 
     for inputs in x.split(_at_once(x)):
         parts.append([])

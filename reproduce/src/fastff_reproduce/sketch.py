@@ -1,12 +1,13 @@
 """The paper's first figure: how FF, MoE and FFF divide a plane among their neurons.
 
-The three have the same number of hidden neurons and learn to tell apart the arms of a spiral. An FF answers with all of
-them everywhere, a MoE with the experts that its gate likes best, an FFF with the one leaf whose region a point is in.
+The three layers have the same number of hidden neurons and learn to classify the arms of a spiral. An FF computes with
+all neurons everywhere, a MoE with the experts that its gate prefers, an FFF with the one leaf whose region holds the
+point.
 """
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # one for each arm; Okabe and Ito chose them for all eyes
-LINE = "#222222"  # dark on the light colours of the maps, whatever is around the figure
+LINE = "#222222"  # dark on the maps, which are light on any page
 ARMS = len(COLORS)
 SAMPLES, STEPS, RATE = 1024, 600, 2e-2
-REACH, CELLS = 1.15, 300  # the map: from -REACH to REACH, so many cells each way
+REACH, CELLS = 1.15, 300  # the map: from -REACH to REACH, CELLS each way
 
 Loss = Callable[[], Tensor | float]
 
@@ -39,45 +40,72 @@ def spiral(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return along.unsqueeze(-1) * torch.stack([angle.cos(), angle.sin()], -1), arm
 
 
+class Layers(NamedTuple):
+    """Three trained layers with the same number of hidden neurons, and points that they have not seen."""
+
+    ff: FF
+    moe: MoE
+    fff: FFF
+    test: tuple[Tensor, Tensor]
+
+
 def sketch(seed: int = 0, depth: int = 3, leaf_width: int = 4) -> "Figure":
-    """Train the three models and draw what each answers where, with the regions of the experts and of the leaves."""
+    """Train the three layers and draw them side by side."""
     from matplotlib.figure import Figure
 
-    width = leaf_width << depth
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    _draw(_layers(seed, depth, leaf_width), figure.subplots(1, 3, sharex=True, sharey=True))
+    return figure
+
+
+def panels(seed: int = 0, depth: int = 3, leaf_width: int = 4) -> "list[Figure]":
+    """The same as three figures, which a page can put side by side or below each other."""
+    from matplotlib.figure import Figure
+
+    figures = [Figure(figsize=(4, 4.7), layout="constrained") for _ in range(3)]
+    _draw(_layers(seed, depth, leaf_width), [figure.subplots() for figure in figures])
+    return figures
+
+
+def _layers(seed: int, depth: int, leaf_width: int) -> Layers:
     generator = torch.Generator().manual_seed(seed)
     train, test = spiral(SAMPLES, generator), spiral(SAMPLES, generator)
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
-        ff = FF(2, ARMS, width=width)
+        ff = FF(2, ARMS, width=leaf_width << depth)
         moe = MoE(2, ARMS, num_experts=2**depth, expert_width=leaf_width, k=min(2, 2**depth))
         fff = FFF(2, ARMS, depth=depth, leaf_width=leaf_width)
         _train(ff, train, lambda: 0.0, lambda: None)
         _train(moe, train, lambda: 0.1 * (importance_loss(moe) + load_loss(moe)), lambda: None)
-        # The last temperature is low, so that something of the boundaries' softness is left to be seen.
+        # A low last temperature leaves the boundaries a little soft, so that the figure can show it.
         recipe = Recipe(fff, train[0], steps=STEPS, noise=0.3, final_temperature=3.0)
         _train(fff, train, recipe.loss, recipe.step)
+    return Layers(ff, moe, fff, test)
 
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+
+def _draw(layers: Layers, axes: "Sequence[Axes]") -> None:
+    """What each layer answers where, with the regions of the experts and of the leaves."""
+    ff, moe, fff, test = layers
     line = torch.linspace(-REACH, REACH, CELLS)
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)  # (CELLS, CELLS, 2): rows go up
     titles = {
-        ff: f"FF: all {width} neurons answer",
-        moe: f"MoE: {moe.k} of {moe.num_experts} experts of {leaf_width} answer",
-        fff: f"FFF: one of {fff.num_leaves} leaves of {leaf_width} answers",
+        ff: f"FF: all {ff.width} neurons compute",
+        moe: f"MoE: {moe.k} of {moe.num_experts} experts of {moe.expert_width} compute",
+        fff: f"FFF: one of {fff.num_leaves} leaves of {fff.leaf_width} computes",
     }
-    panels: dict[nn.Module, Axes] = dict(zip(titles, figure.subplots(1, 3, sharex=True, sharey=True), strict=True))
+    by_layer: dict[nn.Module, Axes] = dict(zip(titles, axes, strict=True))
     with torch.no_grad():
-        for model, axes in panels.items():
-            right = (model(test[0]).argmax(-1) == test[1]).float().mean().item()
-            axes.set_title(f"{titles[model]}\n{100 * right:.1f}% of new points right", fontsize=10)
-            _map(axes, model(grid.view(-1, 2)).view(CELLS, CELLS, ARMS), test)
+        for layer, panel in by_layer.items():
+            right = (layer(test[0]).argmax(-1) == test[1]).float().mean().item()
+            panel.set_title(f"{titles[layer]}\n{100 * right:.1f}% accuracy on new points", fontsize=10)
+            _map(panel, layer(grid.view(-1, 2)).view(CELLS, CELLS, ARMS), test)
+        by_layer[ff].set_xlabel("no regions: one layer everywhere", fontsize=9)
         experts = F.linear(grid, moe.gate_weight).topk(moe.k, -1).indices  # (CELLS, CELLS, k)
-        _boundaries(panels[moe], torch.zeros(CELLS, CELLS, moe.num_experts).scatter(-1, experts, 1.0))
-        panels[moe].set_xlabel("lines: where the choice of experts changes", fontsize=9)
-        _boundaries(panels[fff], F.one_hot(fff.route(grid), fff.num_leaves).float())
+        _boundaries(by_layer[moe], torch.zeros(CELLS, CELLS, moe.num_experts).scatter(-1, experts, 1.0))
+        by_layer[moe].set_xlabel("lines: where the choice of experts changes", fontsize=9)
+        _boundaries(by_layer[fff], F.one_hot(fff.route(grid), fff.num_leaves).float())
         soft = 1 - fff.mixture(grid).amax(-1)  # (CELLS, CELLS): 0 where one leaf is alone
-        _haze(panels[fff], soft)
-    return figure
+        _haze(by_layer[fff], soft)
 
 
 def _train(model: nn.Module, data: tuple[Tensor, Tensor], loss: Loss, step: Callable[[], None]) -> None:

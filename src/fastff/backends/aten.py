@@ -19,12 +19,28 @@ from torch import Tensor
 
 from .. import tree as heap
 from .._torch import in_eager, is_batched, is_watched
-from ..activations import Activation, function
-from ..tensors import Leaves, Tree
+from ..activations import Activation, apply
+from ..tensors import Leaves, Soft, SoftOptions, Tree
+from ..tree import one_hot
 from . import reference
-from .reference import node_logits, one_hot, walk
+from .reference import input_pairs, node_logits, transpose, walk
+from .request import Request
 
-__all__ = ["hard", "hard_with_leaf", "leaf_hidden", "mix", "mixture", "node_logits", "route", "visit", "walk"]
+__all__ = ["hard", "leaf_hidden", "mix", "mixture", "node_logits", "route", "soft", "visit", "walk"]
+HAS_GRADIENT = True
+
+
+def why_not(request: Request) -> str:
+    return ""
+
+
+def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions) -> Soft:
+    """As the reference, with the faster parts of this file."""
+    logits = node_logits(x, tree, activation) * options.temperature
+    weights = mixture(transpose(logits, options.transposition), options.straight_through)
+    hidden = leaf_hidden(x, leaves, activation)
+    y = mix(F.dropout(hidden, options.dropout) if options.dropout else hidden, weights, leaves)
+    return Soft(y, logits, weights)
 
 
 def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
@@ -125,16 +141,11 @@ class _Mix(torch.autograd.Function):
         return d_hidden, d_weights, d_out_weight, d_out_bias
 
 
-# Where one way becomes faster than the other, on 2 cores of a Xeon. Up to so many nodes per level, the logits of all
-# nodes in one product beat a gather of the rows that are visited;
-_NODES_PER_LEVEL = 64
-# up to so many weights copied per leaf, a gather of the leaves' weights beats a product for each leaf.
-_COPIED_PER_LEAF = 2**14
-# A layer of so many leaves and leaf weights at most runs them all.
-_MASKED_LEAVES = 32
-_MASKED = 2**17
-# And so many weights at most are copied at a time, to bound the memory.
-_COPIED = 2**27
+# Where one way becomes faster than the other, on 2 cores of a Xeon.
+_NODES_PER_LEVEL = 64  # up to here, the logits of all nodes in one product beat a gather of the visited rows
+_COPIED_PER_LEAF = 2**14  # weights: up to here, a gather of the leaves' weights beats a product for each leaf
+_MASKED_LEAVES, _MASKED = 32, 2**17  # leaves and leaf weights: a layer of no more runs them all
+_COPIED = 2**27  # weights copied at a time, to bound the memory
 
 
 def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
@@ -144,13 +155,7 @@ def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
     return reference.route(x, tree, activation)
 
 
-def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
-    """The hard pass: route, then visit."""
-    return visit(x, route(x, tree, activation), leaves, activation)
-
-
-def hard_with_leaf(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
-    """The output of the hard pass, and the leaf of each sample."""
+def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
     leaf = route(x, tree, activation)
     return visit(x, leaf, leaves, activation), leaf
 
@@ -167,13 +172,14 @@ def _arrangement(x: Tensor, leaves: Leaves) -> str:
     return "gathered" if batch * weight <= _COPIED_PER_LEAF * min(batch, len(leaves.in_weight)) else "grouped"
 
 
-def describe(x: Tensor, tree: Tree, leaves: Leaves) -> str:
-    """What happens to a batch of this size."""
+def describe(request: Request) -> str:
+    if request.kind == "soft" or request.leaves is None:
+        return "two matrix products, the derivative of the tree by hand"
     return {
         "masked": "dense, all leaves run and those that were not reached are masked",
         "gathered": "the weights of each sample's leaf are copied together",
         "grouped": "leaf by leaf, with the samples that reached it",
-    }[_arrangement(x, leaves)]
+    }[_arrangement(request.x, request.leaves)]
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
@@ -199,13 +205,8 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
 
 def _one_leaf(x: Tensor, j: int, leaves: Leaves, activation: Activation) -> Tensor:
     # leaf_hidden on a slice of one leaf says the same in two lines, and takes 9 us more of 26 (Xeon, 768 -> 32 -> 768).
-    act = function(activation)
-    hidden = F.linear(x, leaves.in_weight[j], None if leaves.in_bias is None else leaves.in_bias[j])
-    if leaves.gate_weight is None:
-        hidden = act(hidden)
-    else:
-        gate = F.linear(x, leaves.gate_weight[j], None if leaves.gate_bias is None else leaves.gate_bias[j])
-        hidden = act(gate) * hidden
+    pairs = input_pairs(leaves)
+    hidden = apply(activation, *(F.linear(x, weight[j], None if bias is None else bias[j]) for weight, bias in pairs))
     if leaves.out_bias is None:
         return hidden @ leaves.out_weight[j]
     return torch.addmm(leaves.out_bias[j], hidden, leaves.out_weight[j])

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from .. import tree as heap
-from .._torch import in_transform
 from ..activations import Activation
 from ..tensors import Leaves, Tree
 from ..validate import check_allocated, check_layer
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
+from .request import Kind, Request
 
 # In the order of csrc/layer.h.
 _ACTIVATIONS = {
@@ -36,6 +36,7 @@ _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "l
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
 _data_ptr, _storage, _nbytes = Tensor.data_ptr, Tensor.untyped_storage, torch.UntypedStorage.nbytes
+HAS_GRADIENT = False
 _NO_TREE, _NO_LEAVES = (None,) * len(Tree._fields), (None,) * len(Leaves._fields)
 
 
@@ -86,33 +87,18 @@ def status() -> str:
     return lib if isinstance(lib, str) else lib.fastff_isa().decode()
 
 
-def unsupported(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> str:
-    """Why this hard pass cannot run here; empty if it can."""
-    weights = [t for t in (*(tree or ()), *(leaves or ())) if t is not None]
+def why_not(request: Request) -> str:
+    if request.kind == "soft":
+        return "has the hard pass alone"
     if isinstance(lib := library(), str):
         return lib
-    if x.device.type != "cpu":
-        return f"needs a CPU tensor; got device {x.device}"
-    if x.dtype not in _DTYPES:
-        return f"has kernels for float32 and bfloat16; got {x.dtype}"
-    if activation not in _ACTIVATIONS:
-        return "has kernels for named activations only"
-    if in_transform():
-        return "runs under no torch.func transform"
-    if any(type(t) not in (Tensor, torch.nn.Parameter) for t in (x, *weights)):
-        return "reads plain tensors only, no subclass"
-    if any(t.device != x.device or t.dtype != x.dtype or not t.is_contiguous() for t in weights):
-        return "needs contiguous weights of the input's device and dtype"
-    if any(t.is_neg() for t in weights):
-        return "reads weights from memory, where a view with the negative bit has the opposite numbers"
-    if len(x) >= 2**31:
+    if len(request.x) >= 2**31:
         return "counts rows in 32 bits"
-    return ""
+    return request.why_no_kernel("cpu", tuple(_DTYPES))
 
 
-def describe(x: Tensor, tree: Tree, leaves: Leaves) -> str:
-    """What happens to a batch of this size."""
-    few = len(x) < _threads()
+def describe(request: Request) -> str:
+    few = len(request.x) < _threads()
     many = "threads share a row if its leaf is large" if few else "rows walk in groups, then leaf by leaf"
     return f"{status()}, {_threads()} threads, {many}"
 
@@ -140,11 +126,11 @@ class Plan:
         weights = [t for t in tensors if t is not None]
         empty = weights[0].new_empty(0, weights[0].shape[-1])
         check_layer(empty, tree, leaves, activation)
-        if reason := unsupported(empty, tree, leaves, activation):
+        kind: Kind = "visit" if tree is None else "route" if leaves is None else "hard"
+        if reason := why_not(Request.make(kind, empty, tree, leaves, activation)):
             raise ValueError(f"backend='native' cannot run this hard pass: it {reason}.")
-        check_allocated("a parameter", *weights)
         num_leaves = len(tree.weight) + 1 if tree else len(weights[0])
-        self.activation, self.num_weights = activation, len(weights)
+        self.activation = activation
         self.out_features: int = leaves.out_weight.shape[-1] if leaves else 0
         self.dtype, self.in_features = weights[0].dtype, weights[0].shape[-1]
         self._row = self.in_features * self.dtype.itemsize  # bytes
@@ -243,18 +229,12 @@ def _refuse(x: Tensor) -> None:
         raise RuntimeError("x was changed by another thread while the layer read it.")
 
 
-def _layout(weights: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+def _layout(weights: Sequence[Tensor | None]) -> list[tuple[Any, ...]]:
     """All that says how to read a tensor's memory."""
-    return [(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in weights]
+    return [() if t is None else (t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in weights]
 
 
-def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
-    plan = Plan(tree, leaves, activation)
-    return plan.run(plan.rows(x))
-
-
-def hard_with_leaf(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
-    """The output of the hard pass, and the leaf of each row."""
+def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
     plan = Plan(tree, leaves, activation)
     return plan.run_with_leaf(plan.rows(x))
 

@@ -5,13 +5,15 @@ the plain operations of `aten`. So does an export, which must run where fastff i
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..tensors import Leaves, Tree
 from ..validate import check_layer, check_leaf
-from . import run_hard, select_hard
+from .choice import choose, run
+from .request import Request
 
 
 def _hard(
@@ -31,7 +33,7 @@ def _hard(
     tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
     leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
     check_layer(x, tree, leaves, activation)
-    y: Tensor = run_hard(select_hard(x, tree, leaves, activation)[0], "hard", x, tree, leaves, activation)
+    y: Tensor = _run(Request.make("hard", x, tree, leaves, activation))[0]
     return y
 
 
@@ -45,7 +47,7 @@ def _route(
 ) -> Tensor:
     tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
     check_layer(x, tree, None, activation)
-    leaf: Tensor = run_hard(select_hard(x, tree, None, activation)[0], "route", x, tree, None, activation)
+    leaf: Tensor = _run(Request.make("route", x, tree, None, activation))
     return leaf
 
 
@@ -63,8 +65,12 @@ def _visit(
     leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
     check_layer(x, None, leaves, activation)
     check_leaf(leaf, x, leaves)
-    y: Tensor = run_hard(select_hard(x, None, leaves, activation)[0], "visit", x, None, leaves, activation, leaf)
+    y: Tensor = _run(Request.make("visit", x, None, leaves, activation, leaf=leaf))
     return y
+
+
+def _run(request: Request) -> Any:
+    return run(choose(request)[0], request)
 
 
 hard = torch.library.custom_op("fastff::hard", _hard, mutates_args=())

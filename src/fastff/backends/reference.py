@@ -10,8 +10,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
-from ..activations import Activation, function
-from ..tensors import Leaves, Tree, at_least_float32
+from ..activations import Activation, apply, function
+from ..tensors import Leaves, Soft, SoftOptions, Tree, at_least_float32
+from ..tree import one_hot
+from .request import Request
+
+HAS_GRADIENT = True
+
+
+def why_not(request: Request) -> str:
+    return ""
+
+
+def describe(request: Request) -> str:
+    return "step by step, as the specification says"
+
+
+def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions) -> Soft:
+    """The soft pass: every leaf, weighted by the decisions on the way to it."""
+    logits = node_logits(x, tree, activation) * options.temperature  # (batch, nodes)
+    weights = mixture(transpose(logits, options.transposition), options.straight_through)  # (batch, leaves)
+    hidden = leaf_hidden(x, leaves, activation)  # (batch, leaves, l)
+    y = mix(F.dropout(hidden, options.dropout) if options.dropout else hidden, weights, leaves)
+    return Soft(y, logits, weights)
 
 
 def node_logits(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
@@ -46,20 +67,26 @@ def mixture(logits: Tensor, straight_through: bool = False) -> Tensor:
     return weights
 
 
-def one_hot(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    return (index.unsqueeze(-1) == torch.arange(size, device=index.device)).to(dtype)
+def transpose(logits: Tensor, probability: float) -> Tensor:
+    """The logits with the children of some nodes swapped: p -> 1 - p is z -> -z."""
+    return torch.where(torch.rand_like(logits) < probability, -logits, logits) if probability else logits
 
 
 def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     """The hidden layer of every leaf: (batch, leaves, l)."""
-    act = function(activation)
-    hidden = F.linear(x, leaves.in_weight.flatten(0, 1), None if leaves.in_bias is None else leaves.in_bias.flatten())
-    if leaves.gate_weight is None:
-        hidden = act(hidden)
-    else:
-        bias = None if leaves.gate_bias is None else leaves.gate_bias.flatten()
-        hidden = act(F.linear(x, leaves.gate_weight.flatten(0, 1), bias)) * hidden
+    hidden = apply(activation, *(_first_layer(x, *pair) for pair in input_pairs(leaves)))
     return hidden.unflatten(-1, leaves.in_weight.shape[:2])
+
+
+def input_pairs(leaves: Leaves) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of the hidden layer, and of the gate if there is one."""
+    pairs = [(leaves.in_weight, leaves.in_bias)]
+    return pairs if leaves.gate_weight is None else [*pairs, (leaves.gate_weight, leaves.gate_bias)]
+
+
+def _first_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One input matrix of all leaves: (batch, leaves * l)."""
+    return F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
 
 
 def mix(hidden: Tensor, weights: Tensor, leaves: Leaves) -> Tensor:
@@ -98,22 +125,20 @@ def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
     return node - heap.num_nodes(depth)
 
 
-def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Tensor:
-    """The hard pass: route, then visit."""
-    return visit(x, route(x, tree, activation), leaves, activation)
+def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:
+    """The hard pass: route, then visit. Returns the output and the leaf of each sample."""
+    leaf = route(x, tree, activation)
+    return visit(x, leaf, leaves, activation), leaf
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     """The output of one leaf a sample: (batch, out)."""
-    column = x.unsqueeze(-1)  # (batch, in, 1)
-    act = function(activation)
-    hidden = (leaves.in_weight[leaf] @ column).squeeze(-1)  # (batch, l)
-    if leaves.in_bias is not None:
-        hidden = hidden + leaves.in_bias[leaf]
-    if leaves.gate_weight is None:
-        hidden = act(hidden)
-    else:
-        gate = (leaves.gate_weight[leaf] @ column).squeeze(-1)
-        hidden = act(gate if leaves.gate_bias is None else gate + leaves.gate_bias[leaf]) * hidden
+    hidden = apply(activation, *(_visit_first_layer(x, leaf, *pair) for pair in input_pairs(leaves)))  # (batch, l)
     y = (hidden.unsqueeze(1) @ leaves.out_weight[leaf]).squeeze(1)  # (batch, out)
     return y if leaves.out_bias is None else y + leaves.out_bias[leaf]
+
+
+def _visit_first_layer(x: Tensor, leaf: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One input matrix of the leaf of each sample: (batch, l)."""
+    hidden = (weight[leaf] @ x.unsqueeze(-1)).squeeze(-1)
+    return hidden if bias is None else hidden + bias[leaf]

@@ -14,49 +14,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
-from .._torch import in_eager, in_transform
-from ..activations import GATED, Activation
-from ..tensors import Leaves, Tree
-from .triton import INSTALLED, failure, function_name, power_of_two
+from .._torch import in_eager
+from ..activations import GATED
+from ..tensors import Leaves, Soft, SoftOptions, Tree
+from .request import Request
+from .triton_hard import function_name, power_of_two
 
 # A sample's leaves lie in the registers of one program.
 _MOST_NEURONS = 8192
 
 
-def unsupported(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, dropout: float) -> str:
-    """Why this soft pass cannot run here; empty if it can."""
-    num_leaves, leaf_width = leaves.in_weight.shape[:2]
-    if not INSTALLED:
-        return "triton is not installed"
-    if not x.is_cuda:
-        return f"needs a CUDA tensor; got device {x.device}"
-    if in_transform():
-        return "runs under no torch.func transform"
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"has no kernel for {x.dtype}"
-    if not isinstance(activation, str):
-        return "has kernels for named activations only"
-    if tree.out_weight is not None:
+def why_not(request: Request) -> str:
+    """Why these kernels cannot run a soft pass that suits a GPU's dtype and activation; empty if they can."""
+    leaves = request.leaves
+    if request.tree is None or request.tree.out_weight is not None or leaves is None:
         return "has kernels for node_width 1 only"
-    if dropout:
+    if request.options.dropout:
         return "has no dropout"
+    num_leaves, leaf_width = leaves.in_weight.shape[:2]
     if num_leaves == 1:
         return "has nothing to gain at depth 0"
     if num_leaves * power_of_two(leaf_width) > _MOST_NEURONS:
         return f"holds at most {_MOST_NEURONS} leaf neurons a sample"
-    return failure("soft", x, leaves, activation)
+    return ""
 
 
-def soft(
-    x: Tensor,
-    tree: Tree,
-    leaves: Leaves,
-    activation: str,
-    temperature: Tensor | float,
-    transposition: float,
-    straight_through: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output (batch, out), the scaled logits (batch, nodes) and the mixture used (batch, leaves)."""
+def describe(request: Request) -> str:
+    return "two matrix products with one kernel between them"
+
+
+def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: str, options: SoftOptions) -> Soft:
+    temperature, transposition, straight_through, _ = options
     num_leaves, leaf_width = leaves.in_weight.shape[:2]
     parts = [(leaves.in_weight.flatten(0, 1), leaves.in_bias), (tree.weight, tree.bias)]
     if leaves.gate_weight is not None:
@@ -81,7 +69,8 @@ def soft(
     blocks = [leaves.out_weight.flatten(0, 1)]
     if leaves.out_bias is not None:
         blocks += [leaves.out_bias, x.new_zeros(-num_leaves * (leaf_width + 1) % 8, leaves.out_bias.shape[-1])]
-    return _Product.apply(packed, False, None, *blocks), logits, mixture  # type: ignore[no-untyped-call]
+    y = _Product.apply(packed, False, None, *blocks)  # type: ignore[no-untyped-call]
+    return Soft(y, logits, mixture)
 
 
 class _Product(torch.autograd.Function):

@@ -1,17 +1,24 @@
-"""Inference, measured: FF, MoE and FFF on the same weights, every output checked before its time counts.
+"""Inference, measured: FF, MoE and FFF on the same weights. Every output is checked before its time counts.
 
-`fastff bench` is the command line of this; `measure(Case(...))` the same from Python. Nothing here is imported by the
-layers.
+`fastff bench` and `fastff plan` are the command line. From Python, `measure(Case(...))` times one size, and
+`plan(in_features, out_features, width, ...)` finds leaf width and depth for a budget. No layer imports this package.
 """
 
 from .case import Case, count_visited, floor_bytes
-from .measure import MODELS, Measurement, Result, backends_for, measure, planned, together
-from .timing import Times, bandwidth, free_threads
+from .hardware import OtherLoad, bandwidth, free_threads
+from .measuring import MODELS, backends_for, measure, planned, together
+from .planning import Choice, plan, recommend
+from .results import Measurement, Result
+from .runners import EagerRunner
+from .timing import Times, interleave
 
 __all__ = [
     "MODELS",
     "Case",
+    "Choice",
+    "EagerRunner",
     "Measurement",
+    "OtherLoad",
     "Result",
     "Times",
     "backends_for",
@@ -19,7 +26,10 @@ __all__ = [
     "count_visited",
     "floor_bytes",
     "free_threads",
+    "interleave",
     "measure",
+    "plan",
     "planned",
+    "recommend",
     "together",
 ]

@@ -1,13 +1,11 @@
-"""A case: the size of a layer, the batch, the dtype and the device; and the bytes that it cannot do without.
+"""A case: the size of a layer, the batch, the dtype and the device; and its byte floor.
 
-The byte floor of a hard pass is what has to cross the memory bus at least once: every leaf and every node that some
-sample of the batch visits, the inputs and the outputs. Divided by the bandwidth of the machine it is a time that no
-implementation can beat, unless the weights stay in a cache from one call to the next.
+The byte floor of a hard pass counts the bytes that must cross the memory bus at least once: every leaf and every node
+that some sample of the batch visits, the inputs and the outputs. Divided by the bandwidth of the machine it is a time
+that no implementation can beat, unless weights stay in a cache from one call to the next.
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +14,13 @@ from torch import Tensor
 from .. import activations
 from .. import tree as heap
 from ..checks import check_int
+from .hardware import lack_of_memory
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DEVICES = ("cpu", "cuda")
-LEAST_INPUTS = 4  # in turn
+LEAST_INPUTS = 4  # that take turns
 DEEPEST = 62  # leaves are numbered by int64
-LARGEST = 2**62  # of any other number
+LARGEST = 2**62  # for every other number
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Case:
         if self.device not in DEVICES:
             raise ValueError(f"device must be one of {', '.join(DEVICES)}; got {self.device!r}.")
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device 'cuda' needs a GPU that torch can use; there is none here. Use device 'cpu'.")
+            raise ValueError("device 'cuda' needs a GPU that torch can use; none was found. Use device 'cpu'.")
 
     def __str__(self) -> str:
         size = f"{self.in_features} -> {self.out_features}, l={self.leaf_width}, d={self.depth}"
@@ -109,40 +108,22 @@ class Case:
 
 
 def count_visited(leaf: Tensor, depth: int) -> tuple[int, int]:
-    """How many different leaves, and different nodes, the samples of a batch visit, given their leaves."""
+    """The number of distinct leaves and of distinct nodes that a batch visits, given the leaf of each sample."""
     leaf = leaf.unique()
     nodes = sum(len((leaf >> (depth - m)).unique()) for m in range(depth))
     return len(leaf), nodes
 
 
 def floor_bytes(case: Case, leaves: float, nodes: float) -> float:
-    """The bytes that a hard pass has to move at least, if its batch visits so many leaves and nodes."""
+    """The fewest bytes that a hard pass moves if its batch visits this many leaves and nodes."""
     values = case.batch * (case.in_features + case.out_features)
     return (leaves * case.leaf_numel + nodes * case.node_numel + values) * case.itemsize
 
 
-def free_memory(device: str) -> int:
-    """The bytes that can still be used without swapping or failing."""
-    if device == "cuda":
-        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return int(torch.cuda.mem_get_info()[0]) + cached
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**62
-
-
 def lacking(case: Case) -> str:
-    """Why a case cannot be measured at all: its weights and the fewest inputs take more memory than is free."""
+    """Why a case cannot be measured: its weights or its inputs need more memory than is free. Empty if it can."""
     if lack := lack_of_memory(case.parameter_bytes, case.device):
         return f"the layer {lack}"
     inputs = case.batch * (LEAST_INPUTS * case.in_features + case.out_features) * case.itemsize
     lack = lack_of_memory(inputs, case.device)
     return lack and f"a batch of {case.batch} {lack}"
-
-
-def lack_of_memory(need: float, device: str) -> str:
-    """Why so many bytes are too many, or nothing if they are not. A tenth is left to others."""
-    free = 0.9 * free_memory(device)
-    return "" if need <= free else f"needs {need / 2**30:.3g} GiB, {free / 2**30:.3g} GiB are free"

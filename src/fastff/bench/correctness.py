@@ -1,8 +1,8 @@
 """The right answers of a case, in float64, and how far an output may be from them.
 
-A time counts only if the output is right: its error against float64 is at most twice that of plain torch in the same
-dtype, on the same rounded weights and inputs. A sample with a decision within rounding of a tie may go either way and
-is left out. Only what is visited is converted to float64: a layer of gigabytes has no second copy.
+A time counts only if the output is right: its error against float64 is at most twice the error of plain torch in the
+same dtype, on the same rounded weights and inputs. A sample with a decision within rounding of a tie may go either way
+and is left out. Only visited leaves are converted to float64: a layer of gigabytes has no second copy.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import tree as heap
-from ..activations import function
+from ..activations import apply
 from ..backends import reference
 from ..tensors import Leaves, Tree
 
@@ -21,15 +21,15 @@ _DENSE_ROWS = 16  # samples at which a dense layer is checked: each of them need
 
 
 class Answer(NamedTuple):
-    """What a model should say."""
+    """The right output of a model."""
 
     rows: Tensor  # (checked,) int64: the samples that are compared
     output: Tensor  # (checked, out) float64
-    allowed: float  # the relative error that is still right
+    allowed: float  # the largest relative error that is still right
 
 
 class Verdict(NamedTuple):
-    """What was found about an output."""
+    """Whether an output is right."""
 
     right: bool
     error: float
@@ -39,17 +39,17 @@ class Verdict(NamedTuple):
 def judge(y: Tensor, answer: Answer) -> Verdict:
     """The relative error of an output (batch, out), in norm over the samples compared."""
     error = _relative(y[answer.rows], answer.output)
-    return Verdict(error <= answer.allowed, error, answer.allowed)  # a NaN is not
+    return Verdict(error <= answer.allowed, error, answer.allowed)  # NaN is wrong
 
 
 def tree_answer(x: Tensor, tree: Tree, leaves: Leaves, activation: str) -> tuple[Answer, Tensor]:
-    """Of a hard pass, and the leaf of every sample (batch,)."""
+    """The answer of a hard pass, and the leaf of every sample (batch,)."""
     leaf, clear = _descend(x, tree, activation)
     return _visited(x, leaf, clear, leaves, activation), leaf
 
 
 def gate_answer(x: Tensor, gate: Tensor, leaves: Leaves, activation: str) -> Answer:
-    """Of a mixture of experts with k = 1: the expert with the largest gate."""
+    """The answer of a mixture of experts with k = 1: the expert with the largest gate."""
     wide, narrow = torch.finfo(torch.float32).eps, torch.finfo(x.dtype).eps
     parts = []
     for rows in x.split(_GATHERED // len(gate) + 1):
@@ -63,10 +63,10 @@ def gate_answer(x: Tensor, gate: Tensor, leaves: Leaves, activation: str) -> Ans
 
 
 def dense_answer(x: Tensor, leaves: Leaves, activation: str, out_bias: Tensor) -> Answer:
-    """Of the dense layer whose neurons are those of all leaves.
+    """The answer of the dense layer that holds the neurons of all leaves.
 
-    Here plain torch is not one number: a library is free to sum a million products in any order, and its kernels differ
-    by much. Summing them one after the other errs by about sqrt(width) * eps: that much is right too.
+    Here plain torch is not one number: a library may sum a million products in any order, and its kernels differ a lot.
+    Summing them one by one errs by about sqrt(width) * eps: this much is allowed too.
     """
     rows = torch.arange(0, len(x), max(1, len(x) // _DENSE_ROWS), device=x.device)[:_DENSE_ROWS]
     step = _GATHERED // (leaves.in_weight[0].numel() + leaves.out_weight[0].numel()) + 1
@@ -87,7 +87,7 @@ def _visited(x: Tensor, leaf: Tensor, clear: Tensor, leaves: Leaves, activation:
     x, leaf = x[rows], leaf[rows]
     exact = _visit(x, leaf, leaves, activation, torch.float64)
     plain = _relative(_visit(x, leaf, leaves, activation, x.dtype), exact)
-    # In float64 plain torch may well be the exact answer itself.
+    # In float64, plain torch may be the exact answer itself.
     return Answer(rows, exact, max(2 * plain, torch.finfo(torch.float64).eps))
 
 
@@ -130,7 +130,7 @@ def _descend_some(x: Tensor, tree: Tree, activation: str) -> tuple[Tensor, Tenso
             # Hidden neurons are rounded too; no activation has a slope above 1.2.
             out = tree.out_weight[node].double()
             doubt = ((1.2 * doubt + 2 * narrow * z.abs()) * out.abs()).sum(-1)
-            z = (function(activation)(z) * out).sum(-1) + tree.out_bias[node].double()
+            z = (apply(activation, z) * out).sum(-1) + tree.out_bias[node].double()
         clear &= z.abs() > doubt
         node = 2 * node + 1 + (z >= 0)
     return node - heap.num_nodes(depth), clear

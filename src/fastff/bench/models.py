@@ -1,8 +1,8 @@
-"""What is compared with an FFF, on the same weights: the dense layer, the paper's own way, and a mixture of experts.
+"""The models that an FFF is compared with, on the same weights: dense, the paper's gather, and a mixture of experts.
 
-The leaves of an FFF laid side by side are the hidden layer of a dense FF, so both look at one storage: a layer that
-fills half of the memory can still be compared. Every opponent is at its best: FF tries both layouts of its second
-matrix, MoE (k = 1) spends one product and an argmax on its gate and then runs the leaf kernel of the FFF.
+The leaves of an FFF, side by side, are the hidden layer of a dense FF. Both share one storage, so a layer that fills
+half of the memory can still be compared. Every opponent runs at its best: FF tries both layouts of its second matrix;
+MoE (k = 1) spends one product and an argmax on its gate and then runs the leaf kernel of the FFF.
 """
 
 import time
@@ -14,15 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import tree as heap
-from ..activations import function
+from ..activations import apply
 from ..baselines import FF
 from ..layer import FFF
 from ..tensors import Leaves, Tree
-from .case import LEAST_INPUTS, Case, floor_bytes, lack_of_memory
+from .case import LEAST_INPUTS, Case, floor_bytes
+from .hardware import lack_of_memory
 
 Call = Callable[[Tensor], Tensor]
 
-_ROTATED_BYTES = 2**28  # what the inputs of a rotation visit together on a CPU: about the largest caches there are
+_ROTATED_BYTES = 2**28  # weights that a rotation visits on a CPU: about the largest caches
 _INPUT_BYTES = 2**30
 
 
@@ -53,8 +54,8 @@ class Problem:
 
 
 def rotation(case: Case) -> int:
-    """How many different inputs."""
-    # As many leaves as so many samples find, thrown at random.
+    """The number of different inputs."""
+    # The expected number of leaves that a batch finds, if each sample falls into one at random.
     leaves = case.num_leaves * (1 - (1 - 1 / case.num_leaves) ** case.batch)
     wanted = 32 if case.device == "cuda" else int(_ROTATED_BYTES / floor_bytes(case, leaves, leaves))
     affordable = _INPUT_BYTES // (case.batch * case.in_features * case.itemsize)
@@ -62,9 +63,9 @@ def rotation(case: Case) -> int:
 
 
 def dense(problem: Problem) -> list[FF]:
-    """FF of the training width of the layer, on the storage of its leaves: in two layouts, if the memory allows.
+    """FF of the layer's training width, on the storage of its leaves: in two layouts, if the memory allows.
 
-    The second matrix lies (width, out) in a leaf and (out, width) in a Linear. Which is faster is up to the library.
+    The second matrix lies (width, out) in a leaf and (out, width) in a Linear. The library decides which is faster.
     """
     second = problem.leaves.out_weight.flatten(0, 1).T  # (out, width)
     models = [_dense_on(problem, problem.leaves, second)]
@@ -75,7 +76,7 @@ def dense(problem: Problem) -> list[FF]:
 
 
 def dense_seconds(problem: Problem) -> float:
-    """About what a call of the dense layer takes, from a part of its width: the whole may take minutes."""
+    """An estimate for a call of the dense layer, from a part of its width: all of it may take minutes."""
     count = max(1, min(problem.case.num_leaves, 4096 // problem.case.leaf_width))
     part = Leaves._make(None if t is None else t[:count] for t in problem.leaves)
     model = _dense_on(problem, part, part.out_weight.flatten(0, 1).T)
@@ -84,7 +85,7 @@ def dense_seconds(problem: Problem) -> float:
 
 
 def _dense_on(problem: Problem, leaves: Leaves, second: Tensor) -> FF:
-    """FF whose hidden neurons are those of the leaves, with the given second matrix (out, width)."""
+    """FF with the neurons of the leaves and the given second matrix (out, width)."""
     case = problem.case
     model = FF(case.in_features, case.out_features, width=second.shape[1], activation=case.activation, device="meta")
     linears = [(model.up, leaves.in_weight.flatten(0, 1), leaves.in_bias), (model.down, second, problem.out_bias)]
@@ -98,7 +99,7 @@ def _dense_on(problem: Problem, leaves: Leaves, second: Tensor) -> FF:
 
 
 def seconds_of(call: Call, x: Tensor) -> float:
-    """Of one call, by the clock of the host."""
+    """The seconds of one call, by the clock of the host."""
     if x.is_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -109,8 +110,8 @@ def seconds_of(call: Call, x: Tensor) -> float:
 
 
 def gather(problem: Problem) -> Call:
-    """The paper's own way: index the weights of each sample's node, level by level, then those of its leaf, and bmm."""
-    tree, leaves, act = problem.tree, problem.leaves, function(problem.case.activation)
+    """The paper's implementation: gather the weights of each sample's node, level by level, then of its leaf; bmm."""
+    tree, leaves, activation = problem.tree, problem.leaves, problem.case.activation
     depth, nodes = problem.case.depth, heap.num_nodes(problem.case.depth)
 
     def forward(x: Tensor) -> Tensor:
@@ -118,11 +119,8 @@ def gather(problem: Problem) -> Call:
         for _ in range(depth):
             node = 2 * node + 1 + (logit(column, node) >= 0)
         leaf = node - nodes
-        hidden = linear(column, leaves.in_weight, leaves.in_bias, leaf)
-        if leaves.gate_weight is None:
-            hidden = act(hidden)
-        else:
-            hidden = act(linear(column, leaves.gate_weight, leaves.gate_bias, leaf)) * hidden
+        gate = None if leaves.gate_weight is None else linear(column, leaves.gate_weight, leaves.gate_bias, leaf)
+        hidden = apply(activation, linear(column, leaves.in_weight, leaves.in_bias, leaf), gate)
         y = torch.bmm(hidden.mT, leaves.out_weight.index_select(0, leaf)).squeeze(1)
         return y if leaves.out_bias is None else y + leaves.out_bias.index_select(0, leaf)
 
@@ -133,26 +131,26 @@ def gather(problem: Problem) -> Call:
     def logit(column: Tensor, node: Tensor) -> Tensor:
         if tree.out_weight is None or tree.out_bias is None:
             return linear(column, tree.weight.unsqueeze(1), tree.bias.unsqueeze(1), node).flatten()
-        hidden = act(linear(column, tree.weight, tree.bias, node)).squeeze(-1)
+        hidden = apply(activation, linear(column, tree.weight, tree.bias, node)).squeeze(-1)
         return (hidden * tree.out_weight[node]).sum(-1) + tree.out_bias[node]
 
     return forward
 
 
-def mixture_of_experts(problem: Problem, ops: ModuleType) -> Call:
-    """MoE in evaluation with k = 1: its one weight is 1. `ops` is the backend whose leaf kernel runs."""
+def mixture_of_experts(problem: Problem, backend: ModuleType) -> Call:
+    """MoE in evaluation with k = 1: its one weight is 1. `backend` runs the leaves."""
     gate, leaves, activation = problem.gate, problem.leaves, problem.case.activation
 
     def forward(x: Tensor) -> Tensor:
-        y: Tensor = ops.visit(x, F.linear(x, gate).argmax(-1), leaves, activation)
+        y: Tensor = backend.visit(x, F.linear(x, gate).argmax(-1), leaves, activation)
         return y
 
     return forward
 
 
 def working_bytes(case: Case, model: str, backend: str = "") -> int:
-    """What a call takes beyond weights and inputs, about."""
-    if model == "FF":  # the hidden layer before and after its activation, and of the gate
+    """About the memory of a call beyond weights and inputs."""
+    if model == "FF":  # the hidden layer before and after its activation, and the gate
         return 3 * case.batch * case.training_width * case.itemsize
     copies = case.batch * case.leaf_numel * case.itemsize if model == "gather" or backend == "reference" else 0
     return copies + (2 * case.batch * case.num_leaves * case.itemsize if model == "MoE" else 0)

@@ -12,9 +12,9 @@ NAMES = {"FF": "FF, dense", "MoE": "MoE, k = 1", "FFF": "FFF"}
 
 
 def draw(rows: Iterable[Row], folder: Path, kind: str = "png") -> list[Path]:
-    """All figures that the rows allow, one set for each machine, dtype and size of blocks: the files written.
+    """Draw all figures that the rows allow, one set per machine, dtype and block size. Returns the files written.
 
-    `kind` is that of the files, such as png or svg.
+    `kind` is the file format, such as png or svg.
     """
     import matplotlib
 
@@ -37,7 +37,7 @@ def draw(rows: Iterable[Row], folder: Path, kind: str = "png") -> list[Path]:
 
 
 def _latest(rows: Iterable[Row]) -> list[Row]:
-    """The rows with a time; of several of one model and size, the last; of several MoE, the fastest; FFF is auto's."""
+    """The rows to draw: the last one of each model and size; the fastest backend of MoE; FFF with auto."""
     kept: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         if row["status"] == "ok" and (row["model"] in ("FF", "MoE") or row["backend"] == "auto"):
@@ -51,7 +51,7 @@ def _latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def _blocks(rows: list[Row], folder: Path, kind: str, closeup: bool) -> Path:
-    """Time over the number of blocks. The close-up leaves out FF and has a linear axis, as in the paper."""
+    """Time over the number of blocks. As in the paper, the close-up has no FF and a linear axis."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
@@ -77,7 +77,7 @@ def _blocks(rows: list[Row], folder: Path, kind: str, closeup: bool) -> Path:
 
 
 def _speedups(rows: list[Row], folder: Path, kind: str) -> Path:
-    """The speed-up of FFF over FF, a line for each batch."""
+    """The speed-up of FFF over FF, one line per batch."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")

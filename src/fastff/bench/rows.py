@@ -1,11 +1,11 @@
-"""Rows of results in a CSV file: written whole or not at all, and never measured twice."""
+"""Rows of results in a CSV file. The file is replaced as a whole, and no row is measured twice."""
 
 import csv
 import datetime
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -14,7 +14,7 @@ import fastff
 from ..atomic import replacing
 from ..provenance import machine
 from .case import Case
-from .measure import Measurement
+from .results import Measurement
 
 Row = dict[str, Any]
 
@@ -32,7 +32,7 @@ KEY = ["machine", "threads", "commit", "tf32", *SIZE, "model", "backend"]
 
 
 def about(device: str, command: str, commit: str) -> Row:
-    """Where, when and how rows are taken."""
+    """Where, when and how rows are measured."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(device),
@@ -47,7 +47,7 @@ def about(device: str, command: str, commit: str) -> Row:
 
 
 def rows_of(found: Measurement, about: Row) -> list[Row]:
-    """The results of a case as rows: `about` says where, when and how they were taken."""
+    """The results of a case as rows; `about` says where, when and how they were measured."""
     made = []
     for result in found.results:
         times = result.times
@@ -79,7 +79,7 @@ def rows_of(found: Measurement, about: Row) -> list[Row]:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file, numbers as numbers; none if it is not there."""
+    """The rows of a file, with numbers parsed; empty if the file is missing."""
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return []
     try:
@@ -89,16 +89,23 @@ def read(path: Path) -> list[Row]:
                 raise ValueError("it has other columns")
             return [{name: _parse(name, value) for name, value in row.items()} for row in reader]
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} is not a file of rows of `fastff bench`: {error}. Choose another.") from None
+        raise ValueError(f"{path} holds no rows of `fastff bench`: {error}. Choose another file.") from None
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a file. It is replaced as a whole: whoever interrupts finds the old rows or all of them."""
+    """Add rows to a file. It is replaced as a whole: after an interrupt it holds the old rows or all of them."""
     everything = [*read(path), *rows]
     with replacing(path) as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows({name: _text(value) for name, value in row.items()} for row in everything)
+        write(file, everything)
+
+
+def write(
+    file: IO[str], rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = COLUMNS, end: str = "\r\n"
+) -> None:
+    """Write rows as CSV, with six digits of each float. `end` ends a line."""
+    writer = csv.DictWriter(file, columns, lineterminator=end)
+    writer.writeheader()
+    writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
 
 
 def key(row: Row) -> tuple[str, ...]:
@@ -106,12 +113,12 @@ def key(row: Row) -> tuple[str, ...]:
 
 
 def is_done(case: Case, pairs: Iterable[tuple[str, str]], about: Row, done: set[tuple[str, ...]]) -> bool:
-    """Whether all (model, backend) pairs of a case are among the keys of rows. Ratios need all of them at once."""
+    """Whether the rows with these keys cover all (model, backend) pairs of a case. Ratios need all pairs at once."""
     return all(key(about | case.columns | {"model": model, "backend": name}) in done for model, name in pairs)
 
 
 def finished(rows: Iterable[Row]) -> set[tuple[str, ...]]:
-    """The keys of the rows that need not be measured again; a wrong one has to be."""
+    """The keys of the rows that need not be measured again. Wrong rows are measured again."""
     return {key(row) for row in rows if row["status"] != "wrong"}
 
 

@@ -1,4 +1,4 @@
-"""The command `fastff`. What it needs beyond torch is an extra; without it there is one line that says so."""
+"""The command `fastff`. It needs typer and rich, an extra; without them one line says what to install."""
 
 import errno
 import io
@@ -22,14 +22,14 @@ def main() -> None:
 
 def _main() -> None:
     try:
-        from .commands import app
+        from .app import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
         sys.exit(f"The command line of fastff needs {error.name}: {install('cli')}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a ± that the encoding does not have becomes a question mark
+            stream.reconfigure(errors="replace")  # a ± that the encoding lacks becomes a question mark
     try:
         app(prog_name="fastff")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,7 +37,7 @@ def _main() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong with a file, and the remedy where the error has none of its own."""
+    """What went wrong with a file, and a remedy if the error names none."""
     if not isinstance(error, OSError) or error.errno not in _REMEDIES:
         return str(error)
     where = f"{error.filename}: " if error.filename else ""

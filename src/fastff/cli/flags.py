@@ -1,4 +1,4 @@
-"""Flags as they are typed, read and checked: an error names the flag, what it takes and what it got."""
+"""Read and check the text of flags. An error names the flag, what it takes and what it got."""
 
 import os
 import re
@@ -13,11 +13,15 @@ import typer
 from ..atomic import check_no_database
 from ..bench.case import DEVICES
 
-Commit = Annotated[str, typer.Option("--commit", help="for the rows; default: that of the checkout")]
+FORMATS = ("table", "json", "csv")
+Commit = Annotated[str, typer.Option("--commit", help="commit to write into the rows; default: the checkout's")]
+Format = Annotated[
+    str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}; json and csv have all columns")
+]
 
 DIGITS = 18
 LARGEST = 2**53
-LONGEST = 1000  # of a list of numbers
+LONGEST = 1000  # numbers in a list
 
 
 def _threads(count: int) -> int:
@@ -29,13 +33,13 @@ def _threads(count: int) -> int:
 
 Threads = Annotated[
     int,
-    typer.Option("--threads", help="of torch on a CPU, at most its cores; 0: as torch chooses", callback=_threads),
+    typer.Option("--threads", help="torch threads on a CPU, at most its cores; 0: torch's default", callback=_threads),
 ]
 
 
 @contextmanager
 def bad_flags() -> Iterator[None]:
-    """What the package says about a value, as an error of the command line."""
+    """Errors of the package about a value become errors of the command line."""
     try:
         yield
     except (ValueError, TypeError, MemoryError) as error:
@@ -45,12 +49,12 @@ def bad_flags() -> Iterator[None]:
 def a_device(name: str) -> str:
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if one("--device", name, DEVICES) == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("--device cuda needs a GPU that torch can use; there is none here. Use cpu.")
+        raise typer.BadParameter("--device cuda needs a GPU that torch can use; none was found. Use cpu.")
     return name
 
 
 def apart(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
-    """Refuse, before anything is written, a file to write that is another file of the command or a database."""
+    """Check, before any file is written, that no written file is another file of the command or a database."""
     files = {flag: path for flag, path in {**read, **written}.items() if path is not None}
     for flag in written:
         for other, path in files.items():
@@ -86,7 +90,7 @@ def among(flag: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def numbers(flag: str, text: str, least: int, most: int = LARGEST) -> list[int]:
-    """A list such as 3,5 or 1-8, empty if there is none."""
+    """The numbers of a list such as 3,5 or 1-8; empty if the text is empty."""
     found: list[int] = []
     for word in words(text):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)

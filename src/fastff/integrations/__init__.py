@@ -77,7 +77,7 @@ class Companion:
         if self.recipe.data is not None:
             found["fff/rebalance_seconds"] = self.recipe.rebalance_seconds
             found["fff/rebalance_share"] = self.recipe.rebalance_share
-            found["fff/kept_trees"] = float(len(self.recipe.kept))
+            found["fff/kept_trees"] = float(len(self.recipe.kept_trees))
         entropy = entropies(model)
         for name, used in usage(model).items():
             place = f"fff/{name}/" if name else "fff/"

@@ -1,4 +1,4 @@
-"""Everything that trains an FFF layer well: the recipe, and its parts for a loop of your own."""
+"""Everything that trains an FFF layer: the recipe, and its parts for your own training loop."""
 
 from .initialize import initialize_tree_
 from .losses import balance_loss, entropies, hardening_loss

@@ -1,6 +1,6 @@
-"""Hardening and balance: what makes the soft tree of training agree with the hard tree of inference.
+"""Losses on the tree: hardening and balance.
 
-The losses read what the last training forward of every FFF in a model left behind, and sum over the layers:
+They read what the last training forward of every FFF layer left behind, and sum over the layers of a model:
 
     y = model(x)
     loss = task(y, target) + h * fastff.hardening_loss(model) + 0.1 * fastff.balance_loss(model)
@@ -17,60 +17,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backends import select
-from ..backends.reference import one_hot
+from ..checks import check_choice
+from ..functional import mixture, walk
 from ..last_forward import recall
 from ..layer import FFF, fff_layers
-from ..tree import level_sizes, log_flow, log_reach
+from ..tree import level_sizes, log_flow, log_reach, one_hot
+
+Reduction = Literal["mean", "sum", "path"]
+REDUCTIONS = ("mean", "sum", "path")
 
 
-def hardening_loss(model: nn.Module, reduction: Literal["mean", "sum", "path"] = "mean") -> Tensor:
+def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
     """The entropy of the decisions in the last training forward, summed over the FFF layers of `model`.
 
-    "mean": over samples and nodes. The paper's h of 3 to 10 fits this one, which the authors' code computes.
+    "mean": over samples and nodes. Use this with the paper's h of 3 to 10; the authors' code computes it.
 
-    "sum": over samples and nodes, the paper's formula to the letter; it grows with the batch and with 2**depth.
+    "sum": over samples and nodes, the paper's formula to the letter. It grows with the batch and with 2**depth.
 
-    "path": a node counts for a sample by the probability that the sample reaches it, averaged over samples; this is
-    the entropy of the mixture.
+    "path": the entropy of the mixture. A node counts by the probability that a sample reaches it; mean over samples.
     """
-    check_reduction(reduction)
+    check_choice("reduction", reduction, REDUCTIONS)
     losses = []
     for _, _, logits in last_logits(model):
         entropy = bernoulli_entropy(logits)  # (batch, nodes)
-        if reduction == "sum":
-            losses.append(entropy.sum())
-        elif reduction == "mean":
-            losses.append(entropy.sum() / max(entropy.numel(), 1))  # 0, not NaN, for depth 0 or an empty batch
-        else:
-            losses.append((log_reach(logits).exp() * entropy).sum() / max(len(entropy), 1))
+        if reduction == "path":
+            entropy = log_reach(logits).exp() * entropy
+        # max: the loss is 0, not NaN, for depth 0 or an empty batch.
+        count = {"mean": max(entropy.numel(), 1), "sum": 1, "path": max(len(entropy), 1)}[reduction]
+        losses.append(entropy.sum() / count)
     return torch.stack(losses).sum()
-
-
-def check_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum", "path"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'path'; got {reduction!r}.")
 
 
 def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
     """How unevenly the last training forward used the tree, summed over the FFF layers of `model`.
 
     "node": the sum over nodes of -(log a + log(1 - a)) / 2**(level + 1), with a the share of a node's samples that go
-    right; it is depth * log 2 when every node halves its samples, and more otherwise.
+    right. Its minimum, where every node halves its samples, is depth * log 2.
 
     "leaf": as in the Switch transformer, the number of leaves times the sum over leaves of f * m, with f the share of
-    samples that the hard pass sends to a leaf and m its mean soft weight; 1 when both are uniform.
+    samples that the hard pass sends to a leaf and m its mean soft weight. It is 1 when both are uniform.
     """
-    if kind not in ("node", "leaf"):
-        raise ValueError(f"kind must be 'node' or 'leaf'; got {kind!r}.")
+    check_choice("kind", kind, ("node", "leaf"))
     losses = []
     for _, layer, logits in last_logits(model):
         if not logits.shape[0]:
             losses.append(logits.sum())
         elif kind == "leaf":
-            ops, _ = select()
-            share = one_hot(ops.walk(logits), layer.num_leaves, logits.dtype).mean(0)
-            losses.append(layer.num_leaves * (share * ops.mixture(logits).mean(0)).sum())
+            share = one_hot(walk(logits), layer.num_leaves, logits.dtype).mean(0)
+            losses.append(layer.num_leaves * (share * mixture(logits).mean(0)).sum())
         else:
             # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
             sides = torch.logsumexp(log_flow(logits), 0)  # (nodes, 2)
@@ -82,22 +76,18 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
 @torch.no_grad()
 def entropies(model: nn.Module) -> dict[str, Tensor]:
     """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name."""
-    return {
-        name: bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
-        for name, _, logits in last_logits(model, differentiable=False)
-    }
+    return {name: bernoulli_entropy(logits).sum(0) / max(len(logits), 1) for name, _, logits in last_logits(model)}
 
 
 def bernoulli_entropy(logits: Tensor) -> Tensor:
     """H(sigmoid(z)) in nats."""
-    # softplus(z) - z sigmoid(z), written in |z| so that nothing cancels: the two terms are of the same sign.
+    # softplus(z) - z sigmoid(z), written in |z| so that nothing cancels: the two terms have the same sign.
     a = logits.abs()
     return F.softplus(-a) + a * torch.sigmoid(-a)
 
 
-def last_logits(model: nn.Module, differentiable: bool = True) -> Iterator[tuple[str, FFF, Tensor]]:
-    """Every FFF layer, by name, with the logits of its last training forward."""
+def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
+    """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward."""
     for name, layer in fff_layers(model).items():
-        trained = any(parameter.requires_grad for parameter in layer.tree_parameters())
-        needed = differentiable and trained and layer.depth > 0
-        yield name, layer, recall(layer, "last_logits", f"the FFF layer {name!r}", needed)
+        trained = layer.depth > 0 and any(parameter.requires_grad for parameter in layer.tree_parameters())
+        yield name, layer, recall(layer, "last_logits", f"the FFF layer {name!r}", trained)

@@ -1,12 +1,10 @@
-"""Keep the trees of a model balanced: all its FFF layers in one pass over the data, another only where it is needed.
+"""Keep the trees of a model balanced: all FFF layers in one pass over the data, and more passes only where needed.
 
-A boundary that moves changes what later layers see. So a pass that moved one is followed by another, for the layers
-after the first that changed; the first of these has its inputs for good then. A pass keeps the node logits of the
-layers, as many layers at a time as fit into 256 MiB.
+A boundary that moves changes the inputs of later layers. So after a pass that moved a boundary, another pass follows
+for the layers behind the first one that changed. A pass keeps the node logits of as many layers as fit into 256 MiB.
 """
 
 import math
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,21 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import batches, check_reached, evaluating, feed, watching
-from ..checks import check_int, check_number, check_share
+from ..checks import check_int, check_share
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers
-from .initialize import check_finite, shift_biases_
+from .boundaries import boundary_bias, check_finite, shift_biases_
 
-SAMPLES = 65536  # inputs of a layer that are enough
-_KEPT = 2**28  # bytes of node logits at a time
-SHARE = 0.05  # of the work of a training
-_BACKWARD = 2  # forwards that a backward is worth
-_CALL = 1e8  # multiplications that the fixed cost of a forward is worth: some milliseconds of a CPU
+SAMPLES = 65536  # inputs of a layer that are read
+_LOGIT_BYTES = 2**28  # node logits kept at a time
 
 
 @dataclass
 class Cost:
-    """Forwards of a model, and inputs that they brought to the layer that got most."""
+    """Forwards of a model, and the inputs that they brought to the layer that got most."""
 
     forwards: int = 0
     inputs: int = 0
@@ -40,112 +35,68 @@ class Cost:
 def rebalance_(model: nn.Module, data: Any, *, min_share: float = 0.1, samples: int = SAMPLES) -> None:
     """Shift the boundaries of every FFF layer so that each leaf gets `min_share` of its fair share of `data`.
 
-    A boundary moves no further than needed for the leaves on either side of it, and a sample to spare, and most do not
-    move at all. Directions and leaves stay unchanged. Call it now and then in training: leaves that no sample reaches
-    learn nothing, and the balance loss alone may not bring them back.
-
-    It takes one pass over the data where no boundary must move, and a few where some must.
+    Most boundaries do not move, and none moves further than needed. Directions and leaves stay unchanged. Call it now
+    and then in training: leaves that no sample reaches learn nothing, and the balance loss may not bring them back. It
+    takes one pass over the data if no boundary must move, and a few otherwise. An error changes nothing.
 
     Args:
-        data: as in `initialize_tree_`; the share holds on the inputs that are read.
-        min_share: from 0 (nothing is moved) to 1 (every node halves its samples). Samples that a node cannot tell apart
-            stay together, and a bias in bfloat16 or float16 lands near its place.
-        samples: how many inputs of a layer are enough; batches past that are not read.
+        data: as in `initialize_tree_`. The share holds for the inputs that are read.
+        min_share: from 0 (nothing moves) to 1 (every node halves its samples). Samples that a node cannot tell apart
+            stay together. Biases in bfloat16 or float16 are rounded, so shares may be smaller.
+        samples: stop reading once every layer has seen this many inputs.
     """
-    check_share("min_share", min_share)
-    rebalance(model, data, min_share, check_int("samples", samples, 1))
+    rebalance(model, data, check_share("min_share", min_share), check_int("samples", samples, 1))
 
 
 def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMPLES, passes: int | None = None) -> Cost:
-    """As rebalance_, in at most `passes` passes; returns what they took."""
-    found, cost = fff_layers(model), Cost()
-    left, first = found, None
-    with all_or_nothing(biases(model)), evaluating(model):
-        for _ in range(len(found) if passes is None else passes):
+    """rebalance_ in at most `passes` passes; returns their cost."""
+    layers, cost = fff_layers(model), Cost()
+    left, first = layers, None
+    with all_or_nothing(boundary_biases(model)), evaluating(model):
+        for _ in range(len(layers) if passes is None else passes):
             moved = set()
             for group in _groups(left, samples):
-                # The first pass sees all layers: how much data they need, and in which order it reaches them.
-                seen = _Pass(model, left if first else found, group, first.kept if first else batches(data), samples)
+                # The first pass sees all layers: it finds how much data they need, and in which order it reaches them.
+                seen = _Pass(model, left if first else layers, group, first.read if first else batches(data), samples)
                 first = first or seen
-                cost.forwards += len(seen.kept)
+                cost.forwards += len(seen.read)
                 cost.inputs += max(seen.counts.values())
                 moved |= {name for name in group if _shift(name, group[name], seen.take(name), min_share)}
             order = list(first.counts) if first else []
             places = [i for i, name in enumerate(order) if name in moved]
-            again = first is not None and any(calls > len(first.kept) for calls in first.calls.values())
-            left = {name: found[name] for name in order[places[0] + (not again) :]} if places else {}
+            # A layer that is called several times in a forward changes its own inputs.
+            repeated = first is not None and any(calls > len(first.read) for calls in first.calls.values())
+            left = {name: layers[name] for name in order[places[0] + (not repeated) :]} if places else {}
             if not left:
                 break
     return cost
 
 
-def expected(model: nn.Module, data: Any, samples: int = SAMPLES) -> Cost:
-    """What one pass will take, judged by the first batch and the number of batches, if that is known."""
-    found, source = fff_layers(model), batches(data)
+def estimate(model: nn.Module, data: Any, samples: int = SAMPLES) -> Cost:
+    """The cost of one pass, judged by the first batch and the number of batches, if that is known."""
+    layers, source = fff_layers(model), batches(data)
     with evaluating(model), torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
-        one = _Pass(model, found, {}, islice(source, 1), 1)
-    forwards = math.ceil(samples / max(min(one.counts.get(name, 0) for name in found), 1))
+        one = _Pass(model, layers, {}, islice(source, 1), 1)
+    forwards = math.ceil(samples / max(min(one.counts.values()), 1))
     with suppress(TypeError):  # an iterable of unknown length
         forwards = min(forwards, len(source))  # type: ignore[arg-type]
     return Cost(forwards, forwards * max(one.counts.values()))
 
 
-class Budget:
-    """When a training rebalances: every `every` steps, or later, so that it is no more than a part of the work.
-
-    Work is counted in inputs, a forward's fixed cost as some inputs more, and not in seconds: the same seeds give the
-    same training on any machine. Seconds are taken down for the log.
-    """
-
-    def __init__(self, model: nn.Module, every: int) -> None:
-        self.every = every
-        self.next: Cost | None = None  # what the next rebalancing will take; None: it is not limited
-        self.seen = self.trained = self.spent = 0.0  # inputs: since the last step, in all steps, for rebalancing
-        self.last = self.times = 0  # the step of the last rebalancing, and how many there were
-        self.seconds, self.began = 0.0, time.perf_counter()
-        self._fixed = _CALL / max(sum(p.numel() for p in model.parameters()), 1)
-
-    def saw(self, model: nn.Module) -> None:
-        """Count the last training forward."""
-        inputs = [0 if layer.last_logits is None else len(layer.last_logits) for layer in fff_layers(model).values()]
-        self.seen += (1 + _BACKWARD) * (max(inputs) + self._fixed)
-
-    def is_due(self, count: int) -> bool:
-        if count - self.last < self.every or self.next is None:
-            return count - self.last >= self.every
-        spent = self.spent + self._work(self.next)
-        return spent <= SHARE * (self.trained + self.seen + spent)
-
-    def stepped(self, count: int, cost: Cost, seconds: float) -> None:
-        """After a step, and what it took to rebalance in it."""
-        self.trained, self.seen = self.trained + self.seen, 0.0
-        if cost.forwards:
-            self.last, self.times = count, self.times + 1
-            self.spent, self.seconds = self.spent + self._work(cost), self.seconds + seconds
-            self.next = cost if self.next is not None else None
-
-    def _work(self, cost: Cost) -> float:
-        return cost.inputs + cost.forwards * self._fixed
-
-    def state_dict(self) -> dict[str, float]:
-        return {"trained": self.trained, "spent": self.spent, "last": self.last}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        count = state["count"]
-        last = check_int("last", state.get("last", count - count % self.every), 0)
-        trained, spent = (check_number(name, state.get(name, 0.0), 0) for name in ("trained", "spent"))
-        self.last, self.trained, self.spent = min(last, count), trained, spent
+def boundary_biases(model: nn.Module) -> list[Tensor]:
+    """All tensors that rebalancing changes in a model."""
+    return [boundary_bias(layer) for layer in fff_layers(model).values()]
 
 
 class _Pass:
-    """One run of batches through a model: how many inputs each watched layer gets, and the logits of some layers."""
+    """Run batches through a model: count the inputs of the watched layers, and keep the logits of some of them."""
 
     def __init__(
         self, model: nn.Module, watched: dict[str, FFF], kept: dict[str, FFF], source: Iterable[Any], samples: int
     ) -> None:
         self.counts: dict[str, int] = {}  # in the order in which the data reaches the layers
         self.calls: dict[str, int] = {}
-        self.kept: list[Any] = []
+        self.read: list[Any] = []  # batches
         self._logits: dict[str, list[Tensor]] = {name: [] for name in kept}
 
         def see(name: str, layer: FFF, x: Tensor) -> None:
@@ -159,50 +110,40 @@ class _Pass:
         with watching(watched, see):
             for batch in source:
                 feed(model, batch)
-                self.kept.append(batch)
+                self.read.append(batch)
                 if len(self.counts) == len(watched) and min(self.counts.values()) >= samples:
                     break
         check_reached(watched, self.counts)
 
     def take(self, name: str) -> Tensor:
-        """The logits of a layer, once: (samples, nodes)."""
+        """The logits (samples, nodes) of a layer, which are then forgotten."""
         return torch.cat(self._logits.pop(name))
 
 
-def _groups(found: dict[str, FFF], samples: int) -> Iterator[dict[str, FFF]]:
-    """Layers whose logits fit into memory together, one after the other."""
+def _groups(layers: dict[str, FFF], samples: int) -> Iterator[dict[str, FFF]]:
+    """The layers in groups whose logits fit into memory together."""
     group: dict[str, FFF] = {}
-    size = 0
-    for name, layer in found.items():
-        own = samples * layer.num_nodes * layer.temperature_tensor.element_size()
-        if group and size + own > _KEPT:
+    total = 0
+    for name, layer in layers.items():
+        size = samples * layer.num_nodes * layer.temperature_tensor.element_size()
+        if group and total + size > _LOGIT_BYTES:
             yield group
-            group, size = {}, 0
-        group[name], size = layer, size + own
+            group, total = {}, 0
+        group[name], total = layer, total + size
     yield group
-
-
-def biases(model: nn.Module) -> list[Tensor]:
-    """All that rebalancing changes in a model."""
-    return [_shifted(layer) for layer in fff_layers(model).values()]
-
-
-def _shifted(layer: FFF) -> Tensor:
-    """The biases that place the boundaries."""
-    return layer.node_bias if layer.node_out_bias is None else layer.node_out_bias
 
 
 @torch.no_grad()
 def _shift(name: str, layer: FFF, logits: Tensor, min_share: float) -> bool:
-    """Move the boundaries of one layer where they must; returns whether one did."""
-    bias = _shifted(layer)
+    """Move the boundaries of one layer where needed; returns whether one moved."""
+    bias = boundary_bias(layer)
     before, finite = bias.clone(), logits.isfinite().all()
     if finite:
         shift_biases_(bias.unsqueeze(0), logits.unsqueeze(0), min_share)
     if not (finite and bias.isfinite().all()):
         raise ValueError(
-            f"the FFF layer {name!r} has node logits or boundaries that are not finite in {bias.dtype}. If a training "
-            "diverged, lower its rate, noise or balance; else standardise the inputs, place the tree by "
+            f"the FFF layer {name!r} has node logits or boundaries that are not finite in {bias.dtype}. If training "
+            "diverged, lower the learning rate, noise or balance. Otherwise standardise the inputs, call "
             "initialize_tree_, or use a wider dtype."
         )
     return not torch.equal(bias, before)

@@ -1,4 +1,4 @@
-"""A way to train FFF layers that works: what to add to a training loop, in one object.
+"""The recommended way to train FFF layers, as two lines in a training loop.
 
     recipe = fastff.Recipe(model, data, steps=epochs * len(loader))
     for x, y in loader:
@@ -8,9 +8,9 @@
         optimizer.zero_grad()
         recipe.step()
 
-Trained as the paper says, a tree sends nearly all samples to one or two leaves, and a leaf that sees few samples learns
-them by heart. The recipe starts from a balanced tree and keeps it so, trains the leaf that inference will use, and
-blurs the inputs by a noise that fades.
+Trained as in the paper, a tree sends nearly all samples to one or two leaves, and leaves that see few samples overfit.
+The recipe starts from a balanced tree and keeps it balanced, trains the leaf that inference will use, and adds noise to
+the inputs that fades over training.
 """
 
 import math
@@ -21,43 +21,50 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ..batches import batches
-from ..checks import check_int, check_number, check_probability, check_share
+from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
 from ..layer import FFF, fff_layers, mark_fitted
+from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
-from .losses import balance_loss, check_reduction, hardening_loss
-from .rebalance import Budget, Cost, biases, expected, rebalance
-from .schedule import check_temperature, set_temperature_
+from .losses import REDUCTIONS, Reduction, balance_loss, hardening_loss
+from .noise import Noise, remove_noise
+from .rebalance import Cost, boundary_biases, estimate, rebalance
+from .schedule import Schedule, check_temperature, set_temperature_
 
 
 class Recipe:
-    """Prepares the FFF layers of a model for training, and drives them for `steps` steps.
+    """Prepares the FFF layers of a model for training, and drives training for `steps` steps.
 
     An error, or Ctrl-C, in the constructor or in step() leaves the model unchanged.
 
     Args:
-        data: training inputs, as in `initialize_tree_`, for the start and for rebalancing; None leaves both out.
-        steps: how often step() will be called. With the last call the noise is gone, the tree rebalanced, and the
-            temperature is `final_temperature`, at which the soft pass equals the hard one but for samples on a
-            boundary. Later calls rebalance as before, within the same part of the work.
-        decision, transposition, sharing: set on every FFF layer. With sharing all leaves of a layer start as its first
-            one. It is for wide leaves and for layers inside of a model, where a leaf sees few samples for its size; not
-            for weights carried over from a dense model, whose leaves differ from the start.
-        noise: normal noise on the inputs of FFF layers in training, at first this multiple of the standard deviation of
-            the batch; it falls to 0 as a cosine.
+        data: training inputs, as in `initialize_tree_`. They place the trees and rebalance them; without data neither
+            happens.
+        steps: the number of calls of step(). In the last one the noise ends, the tree is rebalanced, and the
+            temperature becomes `final_temperature`. Later calls still rebalance.
+        noise: normal noise on the inputs of FFF layers in training, as a multiple of the batch's standard deviation. It
+            falls to 0 as a cosine.
         balance: weight of the balance loss.
+        sharing: fraction of each leaf's gradient that is shared across leaves (0: independent). With sharing, all
+            leaves of a layer start as copies of its first one. Use it for wide leaves and for layers inside a model,
+            where a leaf sees few samples for its size; not for weights taken from a dense model.
+        transposition: probability that a node swaps the weights of its children for a sample, against overfitting.
+        reset_trees: which layers get a new tree and, with sharing, new leaves. None: those that nothing has fitted yet;
+            `initialize_tree_`, `replace_`, `load_`, load_state_dict and an earlier Recipe fit layers. True: all. False:
+            none.
+
+    Rarely changed:
+        decision: "straight_through" trains the leaf that inference will use; "soft" trains the mixture of all leaves.
+        temperature: at the start and the end of training, with equal ratios in between. Let it rise with "soft".
+        final_temperature: the temperature after the last step. At 1000 the soft pass equals the hard one, except for
+            samples on a boundary.
         hardening, reduction: weight and kind of the hardening loss.
-        temperature: at the start and at the end of training; equal ratios in between.
-        logit_std: of the node logits at the start.
-        min_share: in rebalancing each leaf is given at least this part of its fair share of the data.
-        rebalance_every: steps from one rebalancing to the next. 0 is a hundredth of the steps, or more where
-            rebalancing would take more than a twentieth of the work, counted in inputs.
-        reset_trees: which layers get a new tree, and with sharing, new leaves. None: those that nothing has fitted yet.
-            `initialize_tree_`, `replace_`, `load_`, load_state_dict and a training by a Recipe fit layers, which are
-            kept. True: all. False: none.
+        logit_std: standard deviation of the node logits in a new tree.
+        min_share: rebalancing gives each leaf at least this part of its fair share of the data.
+        rebalance_every: steps between rebalancings. 0: a hundredth of `steps`, or more if rebalancing would otherwise
+            exceed a twentieth of the work, counted in inputs.
     """
 
     def __init__(
@@ -66,90 +73,81 @@ class Recipe:
         data: Any = None,
         *,
         steps: int,
-        decision: Literal["soft", "straight_through"] = "straight_through",
-        transposition: float = 0.0,
         noise: float = 0.8,
-        sharing: float = 0.0,
         balance: float = 0.3,
-        hardening: float = 0.0,
-        reduction: Literal["mean", "sum", "path"] = "path",
+        sharing: float = 0.0,
+        transposition: float = 0.0,
+        reset_trees: bool | None = None,
+        decision: Literal["soft", "straight_through"] = "straight_through",
         temperature: tuple[float, float] = (1.0, 1.0),
         final_temperature: float = 1000.0,
+        hardening: float = 0.0,
+        reduction: Reduction = "path",
         logit_std: float = 1.0,
         min_share: float = 0.1,
         rebalance_every: int = 0,
-        reset_trees: bool | None = None,
     ) -> None:
         # All arguments are checked before anything changes.
-        found = fff_layers(model)
+        layers = fff_layers(model)
+        largest = min(torch.finfo(layer.node_weight.dtype).max for layer in layers.values())
         self.steps, self.count = check_int("steps", steps, 1), 0
-        check_probability("transposition", transposition)
-        check_share("sharing", sharing)
-        check_share("min_share", min_share)
-        check_reduction(reduction)
-        if decision not in ("soft", "straight_through"):
-            raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
-        if not (reset_trees is None or isinstance(reset_trees, bool)):
-            raise TypeError(f"reset_trees must be True, False or None; got {reset_trees!r}.")
-        largest = min(torch.finfo(layer.node_weight.dtype).max for layer in found.values())
         self.noise = check_number("noise", noise, 0, largest)
         self.balance = check_number("balance", balance, 0, largest)
         self.hardening = check_number("hardening", hardening, 0, largest)
-        self.reduction: Literal["mean", "sum", "path"] = reduction
-        self.temperatures = _check_temperatures(temperature, found.values())
-        self.final_temperature = check_temperature("final_temperature", final_temperature, found.values())
-        logit_std, self.min_share = check_number("logit_std", logit_std, 0, above=True), float(min_share)
-        every = check_int("rebalance_every", rebalance_every, 0)
+        check_choice("reduction", reduction, REDUCTIONS)
+        self.reduction = reduction
+        if not (isinstance(temperature, tuple | list) and len(temperature) == 2):
+            raise TypeError(f"temperature must be two numbers, at the start and at the end; got {temperature!r}.")
+        first, last = (check_temperature("temperature", value, layers.values()) for value in temperature)
+        self._temperatures = Schedule("exponential", first, last, self.steps)
+        self.final_temperature = check_temperature("final_temperature", final_temperature, layers.values())
+        logit_std = check_number("logit_std", logit_std, 0, above=True)
+        self.min_share = check_share("min_share", min_share)
+        rebalance_every = check_int("rebalance_every", rebalance_every, 0)
+        check_choice("decision", decision, ("soft", "straight_through"))
+        settings: dict[str, Any] = {"decision": decision, "sharing": check_share("sharing", sharing)}
+        settings["transposition"] = check_probability("transposition", transposition)
+        if not (reset_trees is None or isinstance(reset_trees, bool)):
+            raise TypeError(f"reset_trees must be True, False or None; got {reset_trees!r}.")
         if isinstance(data, Iterator):
             raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
         if data is not None:
             batches(data)
         self.model, self.data = model, data
 
-        old = {
-            name: layer
-            for name, layer in found.items()
-            if not reset_trees and (reset_trees is False or _is_fitted(layer))
-        }
-        alike = [
-            x for x in found.values() if sharing and reset_trees is not False and (reset_trees or not x.fitted_leaves)
-        ]
-        new = {} if data is None else {name: layer for name, layer in found.items() if name not in old}
-        self.kept = list(old)  # the layers whose trees were kept
-        # A tensor, so that compiled and recorded steps see it change.
-        self.deviation = torch.zeros((), device=next(iter(found.values())).node_weight.device)
-        self._noise = _Noise(self.deviation)
-        settings = {"decision": decision, "transposition": float(transposition), "sharing": float(sharing)}
-        changed = [p for layer in alike for p in layer.leaf_parameters()]
-        changed += [p for layer in new.values() for p in layer.tree_parameters()]
-        with all_or_nothing(changed, lambda: self._begin(found.values(), new, settings)):
-            for layer in alike:  # first, since the trees of later layers are placed by what earlier ones give
-                copy_first_leaf_(layer)
-            if new:
-                place_trees(model, data, new, logit_std)
-            self._budget = Budget(model, every or max(1, self.steps // 100))
-            if data is not None and self.min_share and not every:
-                self._budget.next = expected(model, data)
+        def is_new(fitted: bool) -> bool:
+            return not fitted if reset_trees is None else reset_trees
 
-    def _begin(self, found: Iterable[FFF], new: dict[str, FFF], settings: dict[str, Any]) -> None:
-        for layer in found:
+        self.kept_trees = [name for name, layer in layers.items() if not is_new(_has_tree(layer))]
+        placed = {} if data is None else {name: x for name, x in layers.items() if name not in self.kept_trees}
+        copied = [layer for layer in layers.values() if sharing and is_new(layer.fitted_leaves)]
+        self.deviation = torch.zeros((), device=next(iter(layers.values())).node_weight.device)
+        self._noise = Noise(self.deviation)
+        changed = [p for layer in copied for p in layer.leaf_parameters()]
+        changed += [p for layer in placed.values() for p in layer.tree_parameters()]
+        with all_or_nothing(changed, lambda: self._begin(layers.values(), placed, settings)):
+            for layer in copied:  # first, since they change the inputs of later layers
+                copy_first_leaf_(layer)
+            if placed:
+                place_trees(model, data, placed, logit_std)
+            limited = data is not None and self.min_share and not rebalance_every
+            expected = estimate(model, data) if limited else None
+            self._budget = Budget(model, rebalance_every or max(1, self.steps // 100), expected)
+
+    def _begin(self, layers: Iterable[FFF], placed: dict[str, FFF], settings: dict[str, Any]) -> None:
+        remove_noise(layers)
+        for layer in layers:
             vars(layer).update(settings)
-            for hook in list(layer._forward_pre_hooks.values()):
-                if isinstance(hook, _Noise):
-                    hook.remove()  # of a recipe that was given up
-        for layer in new.values():
+        for layer in placed.values():
             layer.fitted_tree = True
         if self.noise:
-            self._noise.blur(found)
+            self._noise.add(layers)
         self._set()
 
     @property
     def temperature(self) -> float:
         """The temperature now."""
-        first, last = self.temperatures
-        return (
-            self.final_temperature if self.count >= self.steps else first * (last / first) ** (self.count / self.steps)
-        )
+        return self._temperatures.at(self.count) if self.count < self.steps else self.final_temperature
 
     @property
     def rebalance_seconds(self) -> float:
@@ -158,13 +156,13 @@ class Recipe:
 
     @property
     def rebalance_share(self) -> float:
-        """The same as a part of the time since the recipe was made."""
+        """rebalance_seconds as a part of the time since the recipe was made."""
         return self._budget.seconds / max(time.perf_counter() - self._budget.began, 1e-9)
 
     def loss(self) -> Tensor | float:
-        """What to add to the task's loss, after a training forward."""
+        """The losses on the trees. Add them to the task's loss, after a training forward."""
         if self.data is not None and not torch.compiler.is_compiling():
-            self._budget.saw(self.model)
+            self._budget.add_forward(self.model)
         total: Tensor | float = 0.0
         if self.balance:
             total = total + self.balance * balance_loss(self.model)
@@ -175,23 +173,24 @@ class Recipe:
     def step(self) -> None:
         """Call this after every step of the optimiser."""
         budget, count = self._budget, self.count + 1
-        if self.data is not None and not budget.seen:  # loss() was not called, or compiled
-            budget.saw(self.model)
+        if self.data is not None and not budget.pending:  # loss() was not called, or compiled
+            budget.add_forward(self.model)
         last = count == self.steps
-        due = self.data is not None and bool(self.min_share) and (last or budget.is_due(count))
+        due = self.data is not None and self.min_share > 0 and (last or budget.is_due(count))
         began, cost = time.perf_counter(), Cost()
 
         def commit() -> None:
             self.count = count
-            budget.stepped(count, cost, time.perf_counter() - began)
+            budget.add_step(count, cost, time.perf_counter() - began)
             mark_fitted(self.model)
             self._set()
 
-        with all_or_nothing(biases(self.model) if due else (), commit):
+        with all_or_nothing(boundary_biases(self.model) if due else (), commit):
             if due:
                 cost = rebalance(self.model, self.data, self.min_share, passes=None if last else 1)
 
     def _set(self) -> None:
+        """Bring noise and temperature to the values of this step."""
         done = min(1.0, self.count / self.steps)
         self.deviation.fill_(self.noise * (1 + math.cos(math.pi * done)) / 2)
         set_temperature_(self.model, self.temperature)
@@ -199,18 +198,18 @@ class Recipe:
             self.close()
 
     def finish_(self, model: nn.Module) -> None:
-        """Rebalance a model and make it hard, as the last step does to the one that trains.
+        """Rebalance a model and make it hard, as the last step does to the one in training.
 
-        For a running mean of the weights, for copies that are looked at on the way, and, after close(), for a training
-        that ends before its time.
+        Use it for a running mean of the weights, for copies evaluated during training, and, after close(), for training
+        that ends early.
         """
-        with all_or_nothing(biases(model), lambda: set_temperature_(model, self.final_temperature)):
+        with all_or_nothing(boundary_biases(model), lambda: set_temperature_(model, self.final_temperature)):
             if self.data is not None and self.min_share:
-                with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it, and the training goes on
+                with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it, and training goes on
                     rebalance(model, self.data, self.min_share)
 
     def close(self) -> None:
-        """End the noise for good, as the last step does: for a training that ends before its time."""
+        """Remove the noise, as the last step does. Call it if training ends early."""
         with uninterrupted():
             self._noise.remove()
 
@@ -218,7 +217,7 @@ class Recipe:
         return {"count": self.count, "steps": self.steps, **self._budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state. Without the numbers on rebalancing, the next one comes as if the steps had been alike."""
+        """Continue from a state_dict()."""
         if "count" not in state:
             raise ValueError(
                 f"a recipe's state has a count; got {', '.join(state) or 'nothing'}. Pass its state_dict()."
@@ -231,60 +230,24 @@ class Recipe:
                 stacklevel=2,
             )
         with uninterrupted():
-            self._budget.load_state_dict(state | {"count": count})
+            self._budget.load_state_dict(state, count)
             self.count = count
             self._set()
 
     def __repr__(self) -> str:
-        found = fff_layers(self.model)
+        layers, kept, rebalances = len(fff_layers(self.model)), len(self.kept_trees), self._budget.rebalances
         parts = [f"{min(self.count, self.steps)} of {self.steps} steps done"]
         parts += [f"temperature {self.temperature:.4g}", f"noise {float(self.deviation):.3g}"]
-        parts.append(f"{len(found)} FFF {'layers' if len(found) > 1 else 'layer'}")
-        if self.kept:
-            names = ", ".join(repr(name) for name in self.kept[:4]) + (", ..." if len(self.kept) > 4 else "")
-            parts.append(f"kept the tree of {len(self.kept)} ({names})")
-        if self._budget.times:
-            parts.append(
-                f"rebalanced {self._budget.times} time{'s' * (self._budget.times > 1)}, {self.rebalance_seconds:.2g} s"
-            )
+        parts.append(f"{layers} FFF {'layers' if layers > 1 else 'layer'}")
+        if kept:
+            names = ", ".join(repr(name) for name in self.kept_trees[:4])
+            parts.append(f"kept the tree of {kept} ({names}{', ...' if kept > 4 else ''})")
+        if rebalances:
+            parts.append(f"rebalanced {rebalances} time{'s' * (rebalances > 1)}, {self.rebalance_seconds:.2g} s")
         return f"Recipe({'; '.join(parts)})"
 
 
-class _Noise:
-    """Blurs the inputs of layers in training. Copies of a layer, and layers from a file, have no recipe, nor noise."""
-
-    def __init__(self, deviation: Tensor | None = None) -> None:
-        self.deviation = deviation
-        self.handles: list[RemovableHandle] = []
-
-    def blur(self, found: Iterable[FFF]) -> None:
-        self.handles += [layer.register_forward_pre_hook(self, with_kwargs=True) for layer in found]
-
-    def __call__(self, layer: FFF, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
-        if self.deviation is None or not layer.training:
-            return None
-        x = args[0] if args else kwargs["x"]
-        scale = self.deviation.to(x.dtype) * x.detach().std(correction=0)
-        return (x + scale * torch.randn_like(x),), {}
-
-    def __reduce__(self) -> tuple[type["_Noise"], tuple[()]]:
-        return _Noise, ()
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
-def _is_fitted(layer: FFF) -> bool:
-    """Whether something gave a layer its tree. One of zeros, as surgery leaves it without data, divides nothing."""
+def _has_tree(layer: FFF) -> bool:
+    """Whether something has fitted the tree. Surgery without data leaves a tree of zeros, which divides nothing."""
     weight = layer.node_weight if layer.node_out_weight is None else layer.node_out_weight
     return layer.fitted_tree and (not layer.depth or bool(weight.any()))
-
-
-def _check_temperatures(value: Any, found: Iterable[FFF]) -> tuple[float, float]:
-    if not (isinstance(value, tuple | list) and len(value) == 2):
-        raise TypeError(f"temperature must be two numbers, at the start and at the end; got {value!r}.")
-    first, last = (check_temperature("temperature", one, found) for one in value)
-    if not (math.isfinite(last / first) and last / first > 0):
-        raise ValueError(f"temperature must not rise or fall by more than a float can hold; got {value}.")
-    return first, last

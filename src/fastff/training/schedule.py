@@ -1,4 +1,4 @@
-"""Numbers that change over training: the temperature, and any weight that follows a schedule."""
+"""Numbers that change over training: the temperature, or the weight of a loss."""
 
 import math
 import sys
@@ -8,39 +8,40 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checks import check_int, check_number
+from ..checks import check_choice, check_int, check_number
 from ..interrupts import uninterrupted
 from ..layer import FFF, fff_layers
 
 
 def set_temperature_(model: nn.Module, value: float) -> None:
-    """Set the temperature of every FFF layer of a model; of none if one of them cannot have it."""
-    found = fff_layers(model).values()
-    value = check_temperature("temperature", value, found)
+    """Set the temperature of every FFF layer of a model. An error changes nothing."""
+    layers = fff_layers(model).values()
+    value = check_temperature("temperature", value, layers)
     with uninterrupted():
-        for layer in found:
+        for layer in layers:
             layer.temperature = value
 
 
-def check_temperature(name: str, value: float, found: Iterable[FFF]) -> float:
-    """The value as a float, if it is a temperature that each of these layers can have."""
+def check_temperature(name: str, value: float, layers: Iterable[FFF]) -> float:
+    """The value as a float, if all these layers can have it as their temperature."""
     value = check_number(name, value, 0, above=True)
-    for dtype in {layer.temperature_tensor.dtype for layer in found}:
+    for dtype in {layer.temperature_tensor.dtype for layer in layers}:
         if not torch.finfo(dtype).tiny <= value <= torch.finfo(dtype).max:
             raise ValueError(f"{name} must be positive and finite in {dtype}; got {value}.")
     return value
 
 
 class Schedule:
-    """A number that changes over training, for the temperature or the hardening weight h.
+    """A number that changes over training, such as the temperature or the hardening weight h.
 
-    kind: "constant" (start), "linear", "cosine" (slow at both ends) or "exponential" (equal ratios) from start to end
-    in `steps` calls of step(), then end. `value` is the number now; step() advances by one and returns the new value.
+    Args:
+        kind: "constant" (start), or the way from start to end: "linear", "cosine" (slow at both ends) or "exponential"
+            (equal ratios).
+        steps: calls of step() from start to end. After that the value stays at the end.
     """
 
     def __init__(self, kind: str, start: float, end: float | None = None, steps: int = 0) -> None:
-        if kind not in ("constant", "linear", "cosine", "exponential"):
-            raise ValueError(f"kind must be 'constant', 'linear', 'cosine' or 'exponential'; got {kind!r}.")
+        check_choice("kind", kind, ("constant", "linear", "cosine", "exponential"))
         steps = check_int("steps", steps, 0)
         if kind != "constant" and (end is None or steps < 1):
             raise ValueError(f"a {kind} schedule needs an end and at least 1 step; got end={end}, steps={steps}.")
@@ -51,17 +52,21 @@ class Schedule:
             self.end = self.start
         change = self.end / self.start if kind == "exponential" else self.end - self.start
         if not math.isfinite(change) or (kind == "exponential" and not change):
-            raise ValueError(f"the way from {start} to {end} is too far for a float.")
+            raise ValueError(
+                f"from {start} to {end} is too far for a float. Choose a start and an end closer together."
+            )
         self.count = 0
 
     @property
     def value(self) -> float:
         """The number now."""
-        if self.kind == "constant":
-            return self.start
-        if self.count >= self.steps:
+        return self.at(self.count)
+
+    def at(self, count: int) -> float:
+        """The number after `count` steps."""
+        if self.kind == "constant" or count >= self.steps:
             return self.end
-        t = self.count / self.steps
+        t = count / self.steps
         if self.kind == "exponential":
             return self.start * math.pow(self.end / self.start, t)
         if self.kind == "cosine":

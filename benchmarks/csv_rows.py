@@ -1,0 +1,32 @@
+"""What the benchmarks share: where a row comes from, and rows appended to a CSV file."""
+
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastff.atomic import replacing
+from fastff.bench import rows as bench
+from fastff.provenance import checkout
+
+
+def about(device: str, script: str, commit: str = "") -> dict[str, object]:
+    """Date, machine, versions, commit and command of the rows that this process makes."""
+    known = bench.about(device, " ".join([script, *sys.argv[1:]]), commit or checkout()) | {"device": device}
+    names = ("date", "machine", "device", "torch", "python", "fastff", "commit", "command")
+    return {name: known[name] for name in names}
+
+
+def append(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Add rows to a file with the same columns; the file is replaced as a whole."""
+    old: list[dict[str, str]] = []
+    if path.exists() and path.stat().st_size:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            old = list(reader)
+        if reader.fieldnames != list(rows[0]):
+            raise SystemExit(f"{path} has other columns than these rows. Choose another --output.")
+    with replacing(path) as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*old, *rows])

@@ -1,0 +1,155 @@
+"""Tables of times: inference.csv, train_step.csv and ensemble.csv."""
+
+from rows import Row, micro, one, read, table, times
+
+from fastff.bench.presets import TABLE1, TABLE3
+
+CPU_DEPTHS, CPU_BATCHES, LEAF = (3, 5, 8, 10, 13), (1, 256, 2048), 32
+GPU_CELLS = ((5, 256), (5, 2048), (5, 16384), (8, 256), (8, 2048), (8, 16384), (12, 2048), (15, 256))
+GPU_DEPTHS = (5, 8, 12, 15)
+BACKEND = {"FF": "", "gather": "", "MoE": "triton", "FFF": "auto"}
+
+
+def measured(preset: str, model: str, **values: object) -> Row | None:
+    """The last row of a preset of `fastff bench`; None where it was not measured."""
+    wanted = {key: str(value) for key, value in values.items()} | {"model": model, "status": "ok"}
+    wanted["backend"] = BACKEND[model]
+    found = [row for row in read("inference") if wanted.items() <= row.items() and row["command"].startswith(preset)]
+    return found[-1] if found else None
+
+
+def us(preset: str, model: str, **values: object) -> float:
+    row = measured(preset, model, **values)
+    if row is None:
+        raise LookupError(f"results/inference.csv has no {model} of {preset} with {values}.")
+    return float(row["median_us"])
+
+
+def neurons(depth: int, leaf_width: int = LEAF) -> str:
+    return f"{depth + leaf_width} of {leaf_width << depth}"
+
+
+def cpu_speedup(depth: int, batch: int) -> str:
+    row = measured("fastff bench regimes", "FFF", device="cpu", depth=depth, batch=batch, dtype="float32")
+    return times(float(row["speedup_dense"])) if row and row["speedup_dense"] else "-"
+
+
+def gpu_speedup(depth: int, batch: int = 256) -> str:
+    row = measured("fastff bench blocks", "FFF", device="cuda", depth=depth, batch=batch)
+    return times(float(row["speedup_dense"])) if row else "-"
+
+
+def speed() -> str:
+    header = ["depth", "neurons used", *(f"CPU, batch {batch}" for batch in CPU_BATCHES), "H200, batch 256"]
+    body = [
+        [str(depth), neurons(depth), *(cpu_speedup(depth, batch) for batch in CPU_BATCHES), gpu_speedup(depth)]
+        for depth in CPU_DEPTHS
+    ]
+    return table(header, body)
+
+
+def speed_cpu() -> str:
+    header = ["depth", "neurons used", *(f"batch {batch}" for batch in CPU_BATCHES)]
+    body = [[str(d), neurons(d), *(cpu_speedup(d, batch) for batch in CPU_BATCHES)] for d in CPU_DEPTHS]
+    return table(header, body)
+
+
+def speed_gpu() -> str:
+    """Microseconds by depth and batch; the last column is batch 1, over the depths."""
+    cells = [f"{depth}, {batch}" for depth, batch in GPU_CELLS]
+    body = []
+    for dtype in ("bfloat16", "float32"):
+        for model in ("FFF", "FF", "MoE"):
+            what = {"device": "cuda", "dtype": dtype, "in": 768}
+            line = [us("fastff bench regimes", model, depth=d, batch=b, **what) for d, b in GPU_CELLS]
+            single = [us("fastff bench regimes", model, depth=d, batch=1, **what) for d in GPU_DEPTHS]
+            name = "dense" if model == "FF" else model
+            body.append([dtype, name, *map(micro, line), f"{micro(min(single))} to {micro(max(single))}"])
+    return table(["dtype", "layer", *cells, f"{GPU_DEPTHS[0]} to {GPU_DEPTHS[-1]}, 1"], body)
+
+
+def speed_large() -> str:
+    header = ["depth", "batch", "FFF", "dense", "MoE", "FFF over dense", "FFF over MoE", "times the byte floor"]
+    body = []
+    for depth in (6, 9):
+        for batch in (1, 512, 8192):
+            what = {"device": "cuda", "in": 4096, "depth": depth, "batch": batch}
+            fff, dense, moe = (us("fastff bench regimes", model, **what) for model in ("FFF", "FF", "MoE"))
+            row = measured("fastff bench regimes", "FFF", **what)
+            assert row is not None
+            ratios = [dense / fff, moe / fff, float(row["times_floor"])]
+            body.append([str(depth), str(batch), *map(micro, (fff, dense, moe)), *map(times, ratios)])
+    return table(header, body)
+
+
+def speed_blocks() -> str:
+    """The paper's figure: time over the number of blocks."""
+    body = []
+    for depth in range(1, 16):
+        dense, gather, moe, fff = (
+            us("fastff bench blocks", model, depth=depth, batch=256) for model in ("FF", "gather", "MoE", "FFF")
+        )
+        ratios = [times(dense / fff), times(moe / fff)]
+        body.append([f"{1 << depth}", *map(micro, (dense, gather, moe, fff)), *ratios])
+    return table(["blocks", "dense", "gather", "MoE", "FFF", "FFF over dense", "FFF over MoE"], body)
+
+
+def speed_table1() -> str:
+    """Speed-ups at the sizes of Table 1 on a CPU; in brackets the paper's, on a GPU."""
+    widths = (16, 32, 64, 128)
+    body = []
+    for inputs, names in ((256, "USPS"), (784, "MNIST, FashionMNIST")):
+        for leaf in (8, 4, 2, 1):
+            line = []
+            for i, width in enumerate(widths):
+                depth = (width // leaf).bit_length() - 1
+                row = measured("fastff bench table1", "FFF", **{"in": inputs, "leaf_width": leaf, "depth": depth})
+                theirs = TABLE1[names.split(",")[0]][leaf][i]
+                line.append(f"{times(float(row['speedup_dense']))} ({theirs:g})" if row else "-")
+            body.append([names, str(leaf), *line])
+    return table(["data set", "leaf width", *(f"width {width}" for width in widths)], body)
+
+
+def speed_table3() -> str:
+    body = []
+    for leaf, theirs in TABLE3.items():
+        row = measured("fastff bench table3", "FFF", device="cpu", leaf_width=leaf)
+        assert row is not None
+        body.append([str(leaf), times(float(row["speedup_dense"])), f"{theirs:.2f}x"])
+    return table(["leaf width", "speed-up on a CPU", "in the paper, on a GPU"], body)
+
+
+def train_step() -> str:
+    """Forward and backward over a dense layer of the same training width, batch 256."""
+    header = ["leaf width, depth", "CPU, float32: time", "memory", "H200, bfloat16, compiled: time", "memory"]
+    body = []
+    for leaf, depth in ((32, 5), (8, 7), (32, 7)):
+        size = {"leaf_width": leaf, "depth": depth, "batch": 256, "model": "fastff"}
+        cpu = one("train_step", **size, dtype="float32", compile=False)
+        gpu = one("train_step", **size, dtype="bfloat16", compile=True)
+        ratios = [f"{float(row[name]):.2f}x" for row in (cpu, gpu) for name in ("ratio", "memory_ratio")]
+        body.append([f"{leaf}, {depth}", *ratios])
+    other = one("train_step", model="fastfeedforward 0.2.1")
+    size = f"{other['leaf_width']}, {other['depth']}, `{other['model'].replace(' ', '` ')}"
+    body.append([size, times(float(other["ratio"])), times(float(other["memory_ratio"])), "", ""])
+    return table(header, body)
+
+
+def ensemble() -> str:
+    rows = [row for row in read("ensemble") if row["seeds"] == "10"]
+    names = {"FF": "dense, {width} neurons", "FFF": "FFF, leaves of {leaf_width}"}
+    body = [[names[row["model"]].format(**row), row["median_s"], f"{float(row['ratio']):.2f}x"] for row in rows]
+    return table(["10 seeds of", "seconds", "over one seed"], body)
+
+
+TABLES = {
+    "speed": speed,
+    "speed-cpu": speed_cpu,
+    "speed-gpu": speed_gpu,
+    "speed-large": speed_large,
+    "speed-blocks": speed_blocks,
+    "speed-table1": speed_table1,
+    "speed-table3": speed_table3,
+    "train-step": train_step,
+    "ensemble": ensemble,
+}

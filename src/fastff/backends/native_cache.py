@@ -1,0 +1,104 @@
+"""The hard pass of one layer on a CPU, without asking again what was answered before.
+
+A single sample takes the kernels a few microseconds. The general way through `functional` takes several times as long
+to find them. So a layer keeps the plan of its parameters here for as long as they stay where they are.
+"""
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import alike_test, has_transforms, is_plain, is_watched
+from ..activations import Activation
+from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
+from ..validate import check_fit
+from . import native
+from .choice import chosen
+from .request import Request
+
+_NAMES = (*TREE_PARAMETERS, *LEAF_PARAMETERS)
+_is_grad_enabled = torch.is_grad_enabled
+
+
+class PlanCache:
+    """Runs a layer by its native plan, and returns None for what is not plain; `functional.hard` then does the work.
+
+    Not plain are a gradient, autocast, a tracer, another dtype or shape, and a backend that was chosen by name.
+    """
+
+    def __init__(self) -> None:
+        self.plan: native.Plan | None = None
+        self._missing: list[str] = []  # parameters that the layer does not have
+        self._read: Any = None  # gets the others
+
+    def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
+        """The hard pass of x by the parameters of an FFF layer, given by name; or None."""
+        if _is_grad_enabled():
+            return None
+        plan = self.plan or self._make(x, parameters, activation)
+        if plan is None:
+            return None
+        try:
+            weights = self._read(parameters)
+            for name in self._missing:
+                if parameters[name] is not None:
+                    raise KeyError(name)
+        except KeyError:  # the layer got a parameter, or lost one to a parametrization
+            self.plan = None
+            return None
+        if not plan.alike(x, *weights):
+            if not _is_simple(x, plan.dtype, plan.in_features):
+                return None
+            if not plan.reads(weights):
+                self.plan = None
+                return None
+            plan.alike = alike_test(x, weights)
+        if not x.is_contiguous() or has_transforms() or is_watched() or chosen() not in ("auto", "native"):
+            return None
+        held = plan.hold(weights)  # until this call is over
+        if activation != plan.activation or held is None:
+            self.plan = None
+            return None
+        if x.dim() == 2:
+            return plan.run(x)
+        return plan.run(x.view(-1, plan.in_features)).view(*x.shape[:-1], plan.out_features)
+
+    def _make(self, x: Any, parameters: Mapping[str, Any], activation: Activation) -> native.Plan | None:
+        """A plan for these parameters, if this is a case for one."""
+        if chosen() not in ("auto", "native") or not parameters.keys() >= set(_NAMES):
+            return None
+        tensors = [parameters[name] for name in _NAMES]
+        if not is_plain(*(t for t in tensors if t is not None)):
+            return None
+        # Aliases: another thread that sets `parameter.data` from here on does not change what is checked and read.
+        tensors = [None if t is None else t.data for t in tensors]
+        tree, leaves = Tree._make(tensors[: len(TREE_PARAMETERS)]), Leaves._make(tensors[len(TREE_PARAMETERS) :])
+        check_fit(tree, leaves, activation)
+        if not _is_simple(x, tree.weight.dtype, tree.weight.shape[-1]):
+            return None
+        if native.why_not(Request.make("hard", x.view(-1, x.shape[-1]), tree, leaves, activation)):
+            return None
+        self._missing = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
+        self._read = itemgetter(*(name for name in _NAMES if name not in self._missing))
+        self.plan = native.Plan(tree, leaves, activation).let_go()
+        return self.plan
+
+
+def _is_simple(x: Any, dtype: torch.dtype, features: int) -> bool:
+    """Whether x is an input that a CPU kernel may read itself, with no autocast, tracer or transform on."""
+    return (
+        type(x) is Tensor
+        and x.layout is torch.strided
+        and x.is_cpu
+        and x.dtype is dtype
+        and x.dim() > 0
+        and x.shape[-1] == features
+        and x.is_contiguous()
+        and not x.is_neg()
+        and not torch.is_autocast_enabled("cpu")
+        and not has_transforms()
+        and not is_watched()
+    )

@@ -1,0 +1,123 @@
+"""A pass that somebody asks for, described once: each backend reads from it whether it can run the pass.
+
+request = Request.make("hard", x, tree, leaves, "relu")
+reason = native.why_not(request)     # empty if native can run it
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._torch import has_transforms, in_transform, is_exporting, is_plain
+from ..activations import Activation
+from ..tensors import Leaves, SoftOptions, Tree
+from ..validate import check_allocated
+
+Kind = Literal["soft", "hard", "route", "visit"]
+
+
+class Request(NamedTuple):
+    """One pass: its tensors, and what torch does while it runs."""
+
+    kind: Kind
+    x: Tensor  # (batch, in), in the dtype in which the pass runs
+    tree: Tree | None  # None: visit
+    leaves: Leaves | None  # None: route
+    activation: Activation
+    leaf: Tensor | None  # visit: the leaf of each sample
+    options: SoftOptions  # soft
+    autocast: torch.dtype | None  # the dtype that autocast asks for, if it is on
+    is_plain: bool  # compiled code may read the tensors: they hold their numbers, and nobody traces
+    is_compiling: bool
+    needs_grad: bool  # of x or the leaves
+
+    @classmethod
+    def make(
+        cls,
+        kind: Kind,
+        x: Tensor,
+        tree: Tree | None,
+        leaves: Leaves | None,
+        activation: Activation,
+        *,
+        leaf: Tensor | None = None,
+        options: SoftOptions | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> "Request":
+        weights = [t for t in (*(tree or ()), *(leaves or ())) if t is not None]
+        plain = is_plain(x, *weights)
+        if plain and kind != "soft":  # kernels read memory themselves
+            check_allocated("x", x)
+            check_allocated("a parameter", *weights)
+        return cls(
+            kind,
+            x,
+            tree,
+            leaves,
+            activation,
+            leaf,
+            options or SoftOptions(),
+            autocast,
+            plain,
+            torch.compiler.is_compiling(),
+            needs_grad(x, *(leaves or ())),
+        )
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The parameters that are there."""
+        return [t for t in (*(self.tree or ()), *(self.leaves or ())) if t is not None]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of the backend's function of this kind."""
+        if self.kind == "route":
+            return self.x, self.tree, self.activation
+        if self.kind == "visit":
+            return self.x, self.leaf, self.leaves, self.activation
+        if self.kind == "hard":
+            return self.x, self.tree, self.leaves, self.activation
+        return self.x, self.tree, self.leaves, self.activation, self.options
+
+    @property
+    def is_operation(self) -> bool:
+        """Whether a compiler is to see one registered operation: it cannot look into kernels, and needs no gradient."""
+        return (
+            self.is_compiling
+            and not is_exporting()
+            and isinstance(self.activation, str)
+            and not self.needs_grad
+            and not has_transforms()
+        )
+
+    def why_no_kernel(self, device: str, dtypes: tuple[torch.dtype, ...]) -> str:
+        """Why compiled kernels for a device ("cpu", "cuda") and these dtypes cannot run this; empty if they can."""
+        x = self.x
+        if x.device.type != device:
+            return f"needs a {device.upper()} tensor; got device {x.device}"
+        if x.dtype not in dtypes:
+            return f"has kernels for {_list(dtypes)}; got {x.dtype}"
+        if not isinstance(self.activation, str):
+            return "has kernels for named activations only"
+        if in_transform():
+            return "runs under no torch.func transform"
+        if self.kind == "soft":
+            return ""
+        if not self.is_plain:
+            return "runs on plain tensors, under no tracer and no forward-mode derivative"
+        if any(t.device != x.device or t.dtype != x.dtype or not t.is_contiguous() for t in self.weights):
+            return "needs contiguous parameters of the input's device and dtype"
+        if any(t.is_neg() for t in self.weights):
+            return "reads parameters from memory, where a view with the negative bit has the opposite numbers"
+        return ""
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what is computed from these."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _list(dtypes: tuple[torch.dtype, ...]) -> str:
+    *first, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return f"{', '.join(first)} and {last}"
