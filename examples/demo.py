@@ -24,10 +24,10 @@ from fastff.bench import rows as bench
 from fastff.bench.presets import BERT
 from fastff.progress import progress
 from fastff_reproduce import engine, html_report
-from fastff_reproduce.cli import show
 from fastff_reproduce.experiments import EXPERIMENTS
+from fastff_reproduce.recipes import FASTFF
+from fastff_reproduce.results_table import show
 from fastff_reproduce.runs import Case
-from fastff_reproduce.settings import FASTFF
 from fastff_reproduce.store import Store, about
 
 WIDTH, LEAF_WIDTHS = 64, (8, 2)

@@ -7,12 +7,13 @@ import pickle
 import pytest
 import torch
 
-from fastff_reproduce import trainer
+from fastff_reproduce import scoring, trainer
 from fastff_reproduce.divergence import Diverged, Watch, remedy
+from fastff_reproduce.loop import Training
+from fastff_reproduce.recipes import FASTFF, PAPER
 from fastff_reproduce.resume import Damaged, load, save
 from fastff_reproduce.runs import Case, Result
-from fastff_reproduce.settings import FASTFF, PAPER
-from fastff_reproduce.trainer import Training, train
+from fastff_reproduce.trainer import train
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -39,7 +40,7 @@ def numbers(results):
     ],
 )
 def test_a_diverged_training_is_no_result(model, settings, changes, epoch, device):
-    """They came to 10.6 % and to a plausible 65 %, and were stored."""
+    """They reached 10.6 % and a plausible 65 %, and were stored."""
     made = cases(model=model, settings=settings, **changes)
     with pytest.raises(Diverged) as info:
         train(made, device=device, root=None)
@@ -99,11 +100,11 @@ def test_the_others_of_an_ensemble_are_as_if_it_had_not(what, device, monkeypatc
 
 def test_a_number_in_the_history_that_is_not_finite_is_a_divergence(monkeypatch):
     """The weights may be finite where what is measured of them is not."""
-    found = trainer.Training._measure_trees
+    found = Training._measure_trees
 
     def overflow(self, measure):
         layers = found(self, measure)
-        if measure is trainer.measure.entropies and self.epoch > 30:
+        if measure is scoring.entropies and self.epoch > 30:
             layers[0][1] = math.nan
         return layers
 
@@ -132,7 +133,7 @@ def test_a_damaged_checkpoint_is_refused_in_a_sentence(tmp_path, damage):
     training = Training(made, torch.device("cpu"), trainer._load("digits", None))
     save(training.state_dict(), path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged\. Remove it: what it has is trained again\."):
+    with pytest.raises(Damaged, match=r"checkpoint.pt is damaged\. Remove it: its training starts again\."):
         train(made, device="cpu", root=None, checkpoint=path)
 
 
@@ -155,7 +156,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
         raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"checkpoint.pt cannot be written: .*file write failed.* Make room for it"):
+    with pytest.raises(OSError, match=r"checkpoint.pt cannot be written: .*file write failed.* Free some space"):
         save({"epoch": 2}, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -176,12 +177,12 @@ def test_the_first_step_that_is_not_finite_is_told():
     assert watch.reasons[2] == "a weight was not finite after epoch 4"
 
 
-@pytest.mark.parametrize("name", ["weight_decay", "noise", "std"])
+@pytest.mark.parametrize("name", ["weight_decay", "noise", "logit_std"])
 def test_the_remedy_names_what_was_set(name):
     """It named the rate and the balance, which were the recipe's own."""
     (usual,), (case,) = cases(seeds=[0]), cases(seeds=[0], **{name: 1e30})
     assert remedy(usual) == "Lower rate (here 0.003) or balance (here 0.3) with --set."
-    assert remedy(case).startswith(f"No recipe has {name} (here 1e+30): leave that --set out, or lower rate (here")
+    assert remedy(case).startswith(f"No recipe uses {name} (here 1e+30): leave that --set out, or lower rate (here")
 
 
 def test_an_error_travels_between_processes():

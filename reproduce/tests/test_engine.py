@@ -1,4 +1,4 @@
-"""What is trained, stored and resumed. The training itself is a fake here; tests/test_trainer.py has the real one."""
+"""What is trained, stored and resumed. The training itself is a fake here; test_trainer.py has the real one."""
 
 import inspect
 import json
@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("rich")
-from fastff_reproduce import engine, store
+from fastff_reproduce import engine, parts, store
+from fastff_reproduce.claims import Claims
 from fastff_reproduce.divergence import Diverged
 from fastff_reproduce.resume import Damaged
 from fastff_reproduce.runs import Case, Result
 from fastff_reproduce.settings import Settings
 from fastff_reproduce.store import Store
-from fastff_reproduce.teacher import dense, path_of
+from fastff_reproduce.teacher import path_of, teacher_of
 
 ABOUT = {name: f"the {name}" for name in store.ABOUT}
 TRAINER = "fastff_reproduce.trainer"
@@ -95,17 +96,17 @@ def test_nothing_is_trained_twice(fake, results):
 def test_the_ensemble_is_the_most_that_train_at_once(fake, results):
     run(cases(widths=(16,), seeds=5), results, ensemble=2)
     assert fake.parts == [[(16, 0), (16, 1)], [(16, 2), (16, 3)], [(16, 4)]]
-    with pytest.raises(ValueError, match="1 or more; got 0"):
+    with pytest.raises(ValueError, match="must be 1 or more; got 0"):
         run(cases(seeds=9), results, ensemble=0)
 
 
 def test_cases_of_other_goals_or_recipes_are_other_groups():
     wanted = [case(), case(goal="M_A"), case(recipe="fastff"), case(seed=1)]
-    assert [len(part) for part in engine.parts(wanted, 10)] == [2, 1, 1]
+    assert [len(part) for part in parts.parts(wanted, 10)] == [2, 1, 1]
 
 
 def taught(leaf_width, seeds=2):
-    settings = Settings(epochs=1, taught=1.0).items()
+    settings = Settings(epochs=1, teacher_share=1.0).items()
     depth = {8: 1, 4: 2}[leaf_width]
     return [Case("cifar10", "ViT-FFF", 16, leaf_width, depth, "fastff", "G_A", s, settings) for s in range(seeds)]
 
@@ -114,20 +115,20 @@ def test_who_teaches_is_trained_first_and_stored(fake, results):
     wanted = taught(4) + taught(8)
     found = run(wanted, results)
     assert [result.case for result in found] == wanted
-    assert [(part[0].model, part[0].leaf_width) for part in engine.parts(engine.with_teachers(wanted), 9)] == [
+    assert [(part[0].model, part[0].leaf_width) for part in parts.parts(parts.with_teachers(wanted), 9)] == [
         ("ViT-FF", 16),
         ("ViT-FFF", 4),
         ("ViT-FFF", 8),
     ]
     assert len(fake.parts) == 3
-    run([dense(case) for case in wanted], results)
+    run([teacher_of(case) for case in wanted], results)
     assert len(fake.parts) == 3  # it was one like any other
-    assert engine.with_teachers(wanted, results.keys()) == wanted  # and is not needed again
+    assert parts.with_teachers(wanted, results.keys()) == wanted  # and is not needed again
 
 
 def test_what_is_taught_waits_for_a_teacher_in_another_process(fake, results, monkeypatch):
-    (teachers,) = engine.parts([dense(case) for case in taught(4)], 9)
-    take, naps = engine._Claims.take, []
+    (teachers,) = parts.parts([teacher_of(case) for case in taught(4)], 9)
+    take, naps = Claims.take, []
 
     def nap(_):
         """The other process is done."""
@@ -135,24 +136,22 @@ def test_what_is_taught_waits_for_a_teacher_in_another_process(fake, results, mo
         results.put_all([Result(case, G_A=1.0) for case in teachers], ABOUT)
 
     monkeypatch.setattr(time, "sleep", nap)
-    monkeypatch.setattr(
-        engine._Claims, "take", lambda self, part: (part != teachers or bool(naps)) and take(self, part)
-    )
+    monkeypatch.setattr(Claims, "take", lambda self, part: (part != teachers or bool(naps)) and take(self, part))
     assert len(run(taught(4), results)) == 2
     assert naps == [[]]  # nothing was trained before
     assert len(fake.parts) == 1
 
 
 def test_a_teacher_that_is_stored_without_its_file_is_told(fake, results, capsys):
-    twins = [dense(case) for case in taught(4)]
+    twins = [teacher_of(case) for case in taught(4)]
     results.put_all([Result(case, G_A=1.0) for case in twins], ABOUT)
     folder = engine.checkpoints(results)
     folder.mkdir()
     path_of(folder, twins[0]).touch()
     run(taught(4), results)
-    told = [line for line in capsys.readouterr().err.splitlines() if "without its file" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "its file is missing" in line]
     assert len(told) == 1
-    assert "ViT-FF w=16 l=16 fastff G_A seed 1 is stored without its file: it is trained again, to teach" in told[0]
+    assert "ViT-FF w=16 l=16 fastff G_A seed 1 is stored but its file is missing: it is trained again" in told[0]
 
 
 def test_without_a_teacher_what_is_taught_is_tried(fake, results):
@@ -230,14 +229,14 @@ def test_a_file_that_is_no_use_is_told_in_a_sentence(fake, results, monkeypatch,
 
 
 def test_a_checkpoint_belongs_to_its_seeds(tmp_path):
-    paths = {engine.checkpoint(tmp_path, tuple(cases((16,), seeds))) for seeds in (1, 2, 3)}
-    paths.add(engine.checkpoint(tmp_path, tuple(cases((32,), 3))))
+    paths = {parts.checkpoint(tmp_path, tuple(cases((16,), seeds))) for seeds in (1, 2, 3)}
+    paths.add(parts.checkpoint(tmp_path, tuple(cases((32,), 3))))
     assert len(paths) == 4
 
 
 def test_a_checkpoint_that_was_left_after_storing_goes(fake, results):
     run(cases((16,)), results)
-    left = engine.checkpoint(engine.checkpoints(results), tuple(cases((16,))))
+    left = parts.checkpoint(engine.checkpoints(results), tuple(cases((16,))))
     left.write_text("killed between storing and removing")
     run(cases((16,)), results)
     assert not left.exists()
@@ -254,7 +253,7 @@ def test_progress_is_a_line_for_each_part_where_there_is_no_terminal(fake, resul
 
 
 def test_unknown_engines_are_refused(fake, results):
-    with pytest.raises(ValueError, match="engine is one of local, ray; got 'cloud'"):
+    with pytest.raises(ValueError, match="engine must be one of local, ray; got 'cloud'"):
         run(cases(), results, engine="cloud")
 
 
@@ -330,7 +329,7 @@ def test_two_processes_share_the_work(tmp_path):
 
 def test_without_ray_an_error_says_what_to_install(fake, results, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r'engine ray needs ray: pip install "\.\[ray\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'engine ray needs ray: pip install "\./reproduce\[ray\]"'):
         run(cases(), results, engine="ray")
 
 

@@ -1,9 +1,13 @@
-"""How inputs are standardised."""
+"""How inputs are scaled and split."""
 
 import pytest
 import torch
+from small_cases import cases
 
-from fastff_reproduce import inputs
+from fastff_reproduce import inputs, trainer
+from fastff_reproduce.loop import Training
+from fastff_reproduce.recipes import PAPER
+from fastff_reproduce.trainer import train
 
 
 @pytest.mark.parametrize("shape", [(50, 6), (50, 2, 3, 3)])
@@ -42,3 +46,21 @@ def test_images_are_standardised_by_channel():
     mean, deviation = (getattr(before, name)((0, 2, 3), keepdim=True) for name in ("mean", "std"))
     torch.testing.assert_close(x.double(), (before - mean) / deviation, rtol=0, atol=1e-5)
     torch.testing.assert_close(test.double(), (after - mean) / deviation, rtol=0, atol=1e-5)
+
+
+def test_inputs_are_standardised_by_the_training_file():
+    training = Training(cases(), torch.device("cpu"), trainer._load("digits", None))
+    assert training.samples.x.mean().item() == pytest.approx(0, abs=1e-5)
+    assert training.samples.x.std().item() == pytest.approx(1, abs=1e-5)
+    raw = Training(cases(settings=PAPER), torch.device("cpu"), trainer._load("digits", None))
+    assert (raw.samples.x.min().item(), raw.samples.x.max().item()) == (0, 1)
+
+
+def test_seeds_are_different_trainings_of_different_splits():
+    training = Training(cases(), torch.device("cpu"), trainer._load("digits", None))
+    both = [set(part.tolist()) for part in (*training.samples.training, *training.samples.validation)]
+    assert both[0] != both[1]
+    assert not both[0] & both[2]
+    assert len(both[0] | both[2]) == len(training.samples.x)
+    first, second = train(cases(), device="cpu", root=None)
+    assert first.history != second.history

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fastff
+from fastff.regions import leaves_used, smallest_share
 from fastff_reproduce import scoring
 from fastff_reproduce.scoring import accuracy
 
@@ -50,12 +51,12 @@ def test_visits_count_all_samples(monkeypatch):
 
 def test_use_of_leaves_as_usage_has_it():
     net, x = model(), torch.randn(50, 3)
-    visits = scoring.visits(net, x)[0].tolist()
+    (visits,) = scoring.visits(net, x)
     (used,) = fastff.usage(net, x).values()
-    assert scoring.leaves_used(visits) == used.leaves_used
-    assert scoring.smallest_share(visits) == used.smallest_share
-    assert scoring.leaves_used([3, 0, 9, 0]) == 2
-    assert scoring.smallest_share([3, 1, 9, 3]) == 0.25
+    assert leaves_used(visits) == used.leaves_used
+    assert smallest_share(visits) == used.smallest_share
+    assert leaves_used(torch.tensor([3, 0, 9, 0])) == 2
+    assert smallest_share(torch.tensor([3, 1, 9, 3])) == 0.25
 
 
 def test_layers_are_measured_in_their_order_and_the_rest_does_not_run():

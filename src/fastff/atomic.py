@@ -1,6 +1,7 @@
 """Write a file as a whole: after a kill, a full disk or Ctrl-C it holds either the old content or the new."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ SQLITE = b"SQLite format 3\0"  # how a database begins
 def replacing(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
     """A file to write; it replaces the file at `path` when the block ends without an error."""
     check_no_database(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     options: dict[str, Any] = {"mode": "wb"} if binary else {"mode": "w", "newline": "", "encoding": "utf-8"}
     try:
         if path.exists() and not path.is_file():  # such as /dev/stdout

@@ -26,12 +26,12 @@ class Usage:
     @property
     def leaves_used(self) -> int:
         """The number of leaves that the hard pass visits."""
-        return int((self.leaf_count > 0).sum())
+        return leaves_used(self.leaf_count)
 
     @property
     def smallest_share(self) -> float:
         """The samples of the least used leaf, over its fair share, samples / leaves."""
-        return float(self.leaf_count.min()) * len(self.leaf_count) / max(self.samples, 1)
+        return smallest_share(self.leaf_count)
 
     def __repr__(self) -> str:
         leaves = len(self.leaf_count)
@@ -71,3 +71,13 @@ def _usage(logits: Tensor) -> Usage:
     mass = mixture(logits).double().sum(0)  # (leaves,)
     count = one_hot(walk(logits), len(mass), torch.float64).sum(0)
     return Usage(len(logits), mass, count.long(), sum_below(mass), sum_below(count).long())
+
+
+def leaves_used(leaf_count: Tensor) -> int:
+    """The number of leaves with a visit; leaf_count (leaves,) has the visits."""
+    return int((leaf_count > 0).sum())
+
+
+def smallest_share(leaf_count: Tensor) -> float:
+    """The visits of the least visited leaf, over its fair share of samples / leaves."""
+    return float(leaf_count.min()) * len(leaf_count) / max(int(leaf_count.sum()), 1)

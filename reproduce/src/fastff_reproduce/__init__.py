@@ -1,1 +1,1 @@
-"""The experiments of the paper: data, training, tables and figures."""
+"""The experiments of the paper: data sets, training, a store of results, and the report."""

@@ -1,4 +1,6 @@
-"""`python -m fastff_reproduce reproduce|report`, for where the package is on the path and not installed."""
+"""`python -m fastff_reproduce reproduce|report`: the commands where the package is on the path but not installed."""
+
+import sys
 
 import typer
 
@@ -9,4 +11,7 @@ app.command()(reproduce)
 app.command()(report)
 
 if __name__ == "__main__":
-    app()
+    try:
+        app(prog_name="fastff_reproduce")
+    except OSError as error:  # its message has the remedy
+        sys.exit(f"fastff_reproduce: {error}")

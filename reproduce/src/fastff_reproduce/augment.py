@@ -1,6 +1,6 @@
-"""Random flips and one random linear map per image, for a whole batch at once on its device.
+"""Random flips and one random affine map per image, for a whole batch at once on its device.
 
-Nothing here waits for the device or depends on what was drawn, so that a CUDA graph can hold it.
+Nothing here waits for the device or depends on the drawn values, so a CUDA graph can record it.
 """
 
 import math
@@ -21,19 +21,19 @@ def augment(
     rotate: float = 15.0,
     scale: float = 0.1,
 ) -> Tensor:
-    """The images x (n, c, h, w), each changed in a way of its own. What comes from beyond the edge is 0.
+    """The images x (n, c, h, w), each changed at random. Pixels from beyond the edge are 0.
 
-    Drawn for each image, in this order, from `generator` (None: the default one of the device):
+    Drawn for each image, in this order, from `generator` (None: the device's default one):
 
-    - a flip left to right, and one upside down, each with probability 1/2
+    - a flip left to right and one upside down, each with probability 1/2
     - the angle, uniform in +-`rotate` degrees
-    - the factor by which it grows, uniform in 1 +- `scale`
-    - the shift in each direction, uniform in +-`translate` times the width and the height
+    - the scale factor, uniform in 1 +- `scale`
+    - the shift in each direction, uniform in +-`translate` times the width or height
 
     `strength` is a factor on `translate`, `rotate` and `scale`.
 
-    All are drawn whatever the options, so that one option does not change what another does. Flips only move pixels;
-    the rest is one bilinear sampling, left out where all three strengths are 0.
+    All are drawn whatever the options, so that an option does not change the effect of another. Flips only move pixels;
+    the rest is one bilinear sampling, skipped if all three ranges are 0.
     """
     if x.dim() != 4 or not x.is_floating_point():
         got = f"{tuple(x.shape)} {x.dtype}"
@@ -42,7 +42,7 @@ def augment(
         )
     translate, rotate, scale = strength * translate, strength * rotate, strength * scale
     if not 0 <= scale < 1:
-        raise ValueError(f"scale must be in [0, 1): images grow by a factor in 1 +- scale; got {scale}.")
+        raise ValueError(f"scale must be in [0, 1), for a factor in 1 +- scale; got {scale}. Lower scale or strength.")
     drawn = torch.rand(6, len(x), device=x.device, generator=generator)
     flips = (drawn[:2] < 0.5)[..., None, None, None]
     if horizontal:

@@ -1,4 +1,4 @@
-"""The models of the experiments."""
+"""The models of the experiments: FF, MoE and FFF alone, or as the blocks of a vision transformer."""
 
 import functools
 import math

@@ -1,7 +1,7 @@
-"""A training whose numbers are no longer finite has diverged: it fails, and is no result.
+"""A training whose numbers are no longer finite has diverged: it fails and gives no result.
 
-A step notes on the device whether every member's loss is finite, and waits for nothing; each evaluation reads the notes
-and looks at the weights. The members that have diverged end there, and those that train beside them go on.
+Each step notes on the device whether the losses are finite, without waiting for the device. Each evaluation reads the
+notes and checks the weights. Seeds that diverged end there; those that train with them go on.
 """
 
 import math
@@ -15,13 +15,13 @@ from .runs import Case, Result
 
 
 class Diverged(ArithmeticError):
-    """Trainings that diverged, each with the reason; `results` has the seeds that trained beside them."""
+    """Trainings that diverged, each with the reason; `results` has the seeds that trained with them."""
 
     def __init__(self, reasons: Mapping[Case, str], results: Sequence[Result] = ()) -> None:
         self.reasons, self.results = dict(reasons), list(results)
         super().__init__("; ".join(f"{case.title} seed {case.seed}: {reason}" for case, reason in reasons.items()))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # an exception is otherwise copied by its text
+    def __reduce__(self) -> tuple[Any, ...]:  # by default an exception is pickled by its text
         return Diverged, (self.reasons, self.results)
 
 
@@ -33,7 +33,7 @@ class Watch:
         self._step = torch.zeros(members, device=device)  # the first step whose loss was not finite; 0: none
 
     def note(self, losses: Tensor, step: Tensor) -> None:
-        """Of every step, counted from 1: the losses (members,). It may be recorded as a CUDA graph."""
+        """Note the losses (members,) of a step, counted from 1. It may be part of a CUDA graph."""
         bad = ~losses.detach().isfinite() & (self._step == 0)
         self._step.copy_(torch.where(bad, step, self._step))
 
@@ -41,9 +41,9 @@ class Watch:
         self._step.zero_()
 
     def find(self, epoch: int, steps: int, tensors: Mapping[str, Iterable[Tensor]], rows: Sequence[Any]) -> list[int]:
-        """The members that have diverged since the last call, up to this epoch; an epoch has `steps` steps.
+        """The members that diverged since the last call, up to this epoch; an epoch has `steps` steps.
 
-        `tensors` are (members, ...) by name, `rows` what was measured of each member.
+        `tensors` are (members, ...) by name; `rows` are the measured numbers of each member.
         """
         finite = {name: finite_members(several) for name, several in tensors.items()}
         noted = [self._step, *(whole.float() for whole in finite.values())]
@@ -66,12 +66,12 @@ class Watch:
 
 
 def finite_members(tensors: Iterable[Tensor]) -> Tensor:
-    """Whether all numbers of a member are finite, in all tensors (members, ...): (members,)."""
+    """Which members are finite in all of these tensors (members, ...): (members,)."""
     return torch.stack([tensor.detach().reshape(len(tensor), -1).isfinite().all(1) for tensor in tensors]).all(0)
 
 
 def remedy(case: Case) -> str:
-    """What to change in a training that diverged: first what --set has changed."""
+    """What to change after a divergence: first the settings that --set has changed."""
     settings = dict(case.settings)
     changed = [name for name, values in _usual(case.model).items() if settings.get(name, values[0]) not in values]
     names = ["rate", *(name for name in ("balance", "hardening") if case.model.endswith("FFF") and settings.get(name))]
@@ -79,12 +79,12 @@ def remedy(case: Case) -> str:
     lower = f"lower {' or '.join(named[name] for name in names if name not in changed)}"
     if not changed:
         return f"{lower.capitalize()} with --set."
-    told = f"No recipe has {', '.join(named[name] for name in changed)}: leave that --set out"
+    told = f"No recipe uses {', '.join(named[name] for name in changed)}: leave that --set out"
     return f"{told}, or {lower}." if set(names) - set(changed) else f"{told}."
 
 
 def _usual(model: str) -> dict[str, list[float]]:
-    """The values that the experiments give to each setting of a model that is a number with a fraction."""
+    """The values of each float setting of a model, over all experiments."""
     from .experiments import EXPERIMENTS
 
     found: dict[str, list[float]] = {}

@@ -1,9 +1,8 @@
-"""Models of one shape trained at once: their parameters are stacked, and one step moves them all.
+"""Train models of one shape at once: their parameters are stacked, and one step updates them all.
 
-A step of a small layer is mostly the wait for its many small operations, which a stack of layers waits for once.
-Large models follow each other within the step: one fills the device, and keeps its fast kernels, which have
-no form for stacked weights. On a GPU they are compiled, and train in bfloat16 as torch.autocast arranges it. On a GPU
-every step is recorded once as a CUDA graph and replayed.
+A step of a small layer is dominated by the launch of many small operations; a stack of layers launches them once. Large
+models run one after the other within the step: each fills the device, and its fast kernels do not take stacked weights.
+On a GPU large models are compiled and train under bfloat16 autocast, and every step is a CUDA graph, recorded once.
 """
 
 import copy
@@ -15,21 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-Measure = Callable[[Any, Tensor], list[Tensor]]  # of a model in eval() and its input
+Measure = Callable[[Any, Tensor], list[Tensor]]  # of a model in evaluation mode and its input
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model that has just run, its output and the target
 
 
 class Ensemble:
     """Stacked models: parameters and buffers (members, ...) by name.
 
-    Those parameters that train are views of one matrix `flat` (members, numbers), so that an optimiser sees one tensor.
+    Trainable parameters are views of one matrix `flat` (members, numbers), so that an optimiser sees one tensor.
     large: run the models one after the other.
     """
 
     def __init__(self, models: Sequence[nn.Module], *, large: bool = False) -> None:
         self.large = large
         if large:
-            torch.compiler.reset()  # it compiles a function for so many models, and not for the next
+            torch.compiler.reset()  # torch limits the compilations of one function
         self.parameters, self.buffers = stack_module_state(list(models))
         names = [name for name, parameter in models[0].named_parameters() if parameter.requires_grad]
         sizes = [self.parameters[name][0].numel() for name in names]
@@ -44,10 +43,10 @@ class Ensemble:
         return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
 
     def losses(self, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of every member on its own samples x (members, batch, ...), in training: (members,)."""
+        """The training loss of every member on its own samples x (members, batch, ...): (members,)."""
 
         def of_one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            # What a layer remembers of its forward is of this member alone, and gone after vmap.
+            # A layer remembers its last forward for this member alone; after vmap it is gone.
             with torch.autocast("cuda", torch.bfloat16, enabled=fast):
                 output = functional_call(self.model, (parameters, buffers), (x,))
             return loss(self.model, output, y)
@@ -64,10 +63,9 @@ class Ensemble:
 
     @torch.no_grad()
     def map(self, measure: Measure, x: Tensor, *, own: bool = True, part: slice = slice(None)) -> list[Tensor]:
-        """The tensors measure(model, x) of every member, or of some, stacked: (members, ...).
+        """The tensors measure(model, x) of all members, or of a part of them, stacked: (members, ...).
 
-        x is (members, ...), samples for each; without `own`, all get the same x. Small models go through at once, by
-        vmap.
+        x is (members, ...); without `own`, all members get the same x. Small models run at once, by vmap.
         """
         if self.large:
             found = [measure(self.member(i), x[i] if own else x) for i in range(len(self.flat))[part]]
@@ -79,7 +77,7 @@ class Ensemble:
 
     @torch.no_grad()
     def member(self, i: int, state: dict[str, Tensor] | None = None) -> nn.Module:
-        """One of the models in eval(), or another with stacked parameters like these: good until the next call."""
+        """Member i in evaluation mode, from these parameters or from `state`. It is valid until the next call."""
         state = self.parameters | self.buffers if state is None else state
         for name, tensor in self._member.state_dict(keep_vars=True).items():
             tensor.copy_(state[name][i])
@@ -106,7 +104,7 @@ class _Called(nn.Module):
 
 
 class Optimizer:
-    """SGD, or Adam with decoupled weight decay, on an ensemble: every member has its own rate (members,)."""
+    """SGD, or Adam with decoupled weight decay, on an ensemble; each member has its own rate: (members,)."""
 
     def __init__(self, ensemble: Ensemble, kind: str = "adam", *, weight_decay: float = 0.0, eps: float = 1e-8) -> None:
         if kind not in ("sgd", "adam"):
@@ -114,7 +112,7 @@ class Optimizer:
         self.parameters, self.flat = list(ensemble.trained.values()), ensemble.flat
         self.kind, self.weight_decay, self.eps, self.betas = kind, weight_decay, eps, (0.9, 0.999)
         self.rate = self.flat.new_zeros(len(self.flat))
-        self.count = self.flat.new_zeros(())  # steps, on the device, so that a recorded step counts on
+        self.count = self.flat.new_zeros(())  # steps; on the device, so that a recorded step counts
         self.moments = [torch.zeros_like(self.flat) for _ in range(0 if kind == "sgd" else 2)]
 
     @torch.no_grad()
@@ -135,7 +133,7 @@ class Optimizer:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """As if there had been no step."""
+        """Back to the state before the first step."""
         self.count.zero_()
         for moment in self.moments:
             moment.zero_()
@@ -154,7 +152,7 @@ class Optimizer:
 class Recorded:
     """A function without arguments or result that is called many times: on a GPU, one CUDA graph.
 
-    `restore` puts back what calls change; it follows the calls before the recording, which choose kernels and allocate.
+    Calls before the recording choose kernels and allocate memory; `restore` then undoes their effects.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device, restore: Callable[[], None]) -> None:

@@ -1,14 +1,14 @@
 """The numbers of the paper's tables, as printed. Accuracies are in percent; speed-ups are in `fastff.bench.presets`.
 
-Table 1 has the best of ten runs, its appendix "means and standard deviations", Tables 2 and 3 the best model. The
-figures of the paper have no numbers in its text.
+Table 1 has the best of ten runs, the appendix its "means and standard deviations", Tables 2 and 3 the best model. The
+paper's figures have no numbers.
 """
 
 from typing import NamedTuple
 
 from fastff.bench.presets import WIDTHS
 
-FF = 0  # in place of a leaf width: the dense layer of the same training width
+FF = 0  # instead of a leaf width: the dense layer of the same training width
 
 
 class Accuracy(NamedTuple):
@@ -26,7 +26,7 @@ class Spread(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """Accuracies with the epochs until they were seen (Table 2)."""
+    """Accuracies with the epochs until they were reached (Table 2)."""
 
     M_A: float
     ETT_M: int
@@ -68,9 +68,9 @@ TABLE1: dict[str, dict[int, Accuracy]] = {
     },
 }
 
-# The appendix calls these means, and yet they are Table 1's numbers, the best of ten, but for four cells of
-# FashionMNIST: l = 4, 2 and 1 at width 16 (where l = 4 has what Table 1 has for l = 2, and l = 1 what it has for l = 4)
-# and l = 2 at width 128. So it is not known which of the two it prints; deviations are here alone.
+# The appendix calls these means, yet they equal Table 1's numbers, the best of ten, except in four cells of
+# FashionMNIST: l = 4, 2 and 1 at width 16 (l = 4 has Table 1's number for l = 2, and l = 1 its number for l = 4) and
+# l = 2 at width 128. So it is unclear which of the two the paper prints. Only the appendix has deviations.
 TABLE1_MEANS: dict[str, dict[int, Spread]] = {
     "USPS": {
         FF: Spread(
@@ -183,7 +183,7 @@ NAMES |= {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 class Numbers(NamedTuple):
-    """What the paper has for a cell; None where it has nothing."""
+    """The paper's numbers for a cell; None if it has none."""
 
     M_A: float | None = None
     G_A: float | None = None

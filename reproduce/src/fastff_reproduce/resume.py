@@ -1,14 +1,15 @@
-"""What a training has reached, in a file: written as a whole, and refused unless all of it can be trusted."""
+"""Checkpoints of a training: written as a whole, and refused if damaged, of another training, or not finite."""
 
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from fastff.atomic import replacing
+
 
 class Damaged(ValueError):
-    """A file that nothing can go on from; the message says what to do."""
+    """A file that no training can resume from; the message has the remedy."""
 
 
 class Resumable(Protocol):
@@ -20,34 +21,31 @@ class Resumable(Protocol):
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Replace the file as a whole: whoever kills us leaves the old one or the new one."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    """Write the state to the file, as a whole."""
     try:
-        with part.open("wb") as file:
+        with replacing(path, binary=True) as file:
             torch.save(state, file)
-        os.replace(part, path)
-    except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
-        part.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
         reason = next((e.strerror for e in (error, error.__context__) if isinstance(e, OSError) and e.strerror), error)
-        raise OSError(f"{path} cannot be written: {reason}. Make room for it, and run the command again.") from None
+        raise OSError(f"{path} cannot be written: {reason}. Free some space, and run the command again.") from None
 
 
 def load(path: Path, device: torch.device | str) -> Any:
-    """What `save` has written."""
+    """The state that `save` wrote."""
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except PermissionError as error:
-        raise OSError(f"{path} cannot be read: {error.strerror}. Allow it, or remove the file.") from None
-    except Exception as error:  # of many kinds, for a file that is damaged
-        raise Damaged(f"{path} is damaged. Remove it: what it has is trained again.") from error
+        raise OSError(f"{path} cannot be read: {error.strerror}. Allow reading it, or remove it.") from None
+    except Exception as error:  # damaged files raise many types
+        raise Damaged(f"{path} is damaged. Remove it: its training starts again.") from error
 
 
 def resume(training: Resumable, path: Path) -> None:
-    """Go on from a file, unless it is damaged, of another training, or not finite."""
+    """Continue a training from a file; `Damaged` if that is impossible."""
     state = load(path, training.device)
     try:
         training.load_state_dict(state)
     except (KeyError, TypeError, IndexError, RuntimeError, AttributeError) as error:
-        raise Damaged(f"{path} is no checkpoint of this training. Remove it: the training starts anew.") from error
+        raise Damaged(f"{path} is not a checkpoint of this training. Remove it: the training starts again.") from error
     if training.find_diverged(whole=True):
-        raise Damaged(f"{path} has numbers that are not finite. Remove it: the training starts anew.")
+        raise Damaged(f"{path} has numbers that are not finite. Remove it: the training starts again.")

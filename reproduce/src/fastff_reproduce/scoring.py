@@ -1,6 +1,6 @@
-"""What is measured of a model in eval(): how often it is right, how decided its trees are, how evenly they are used."""
+"""Measures of a model in evaluation mode: accuracy, entropy of its decisions, visits of its leaves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -21,12 +21,12 @@ def accuracy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
 
 
 def _at_once(x: Tensor) -> int:
-    """How many samples go through a model in one evaluation: images become many tokens each."""
+    """The batch size of an evaluation: smaller for images, which become many tokens each."""
     return 16384 if x.dim() == 2 else 2048
 
 
 def soft(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A model in which FFF layers mix their leaves as in training, and all else is as in evaluation."""
+    """The model with the soft pass of its FFF layers; everything else stays in evaluation mode."""
 
     def run(x: Tensor) -> Tensor:
         trees = [module for module in model.modules() if isinstance(module, FFF)]
@@ -43,7 +43,7 @@ def soft(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def entropies(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """The mean entropy of the nodes of every FFF layer that has some, at its temperature, when x runs through."""
+    """The mean entropy of the node decisions of each FFF layer with a tree, at its temperature, on x."""
     found: list[Tensor] = []
 
     def see(layer: FFF, inputs: Tensor) -> None:
@@ -55,7 +55,7 @@ def entropies(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def visits(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """How many of the samples of x each leaf of every FFF layer gets: (leaves,)."""
+    """The number of samples of x that visit each leaf, per FFF layer: (leaves,)."""
     parts: list[list[Tensor]] = []
 
     def see(layer: FFF, inputs: Tensor) -> None:
@@ -66,16 +66,6 @@ def visits(model: nn.Module, x: Tensor) -> list[Tensor]:
         parts.append([])
         _run(model, inputs, see)
     return [torch.stack(layer).sum(0) for layer in zip(*parts, strict=True)]
-
-
-def leaves_used(visits: Sequence[int]) -> int:
-    """How many leaves any sample visits."""
-    return sum(count > 0 for count in visits)
-
-
-def smallest_share(visits: Sequence[int]) -> float:
-    """The visits of the least visited leaf, over its fair share."""
-    return min(visits) * len(visits) / sum(visits)
 
 
 def _run(model: nn.Module, x: Tensor, see: Callable[[FFF, Tensor], None]) -> None:

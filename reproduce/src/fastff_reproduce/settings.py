@@ -1,4 +1,4 @@
-"""The numbers of a training: those of the paper, and ours."""
+"""The settings of a training: their names, defaults and limits. Their values in each experiment are in recipes.py."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,36 +9,34 @@ import torch
 
 from fastff.checks import check_int, check_number
 
-POSITIVE = ("rate", "batch", "last_temperature", "final_temperature", "logit_std")
+POSITIVE = ("rate", "batch", "training_temperature", "final_temperature", "logit_std")
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is trained. What follows `twin_decay` is for FFF layers alone, most of it as in `fastff.Recipe`."""
+    """How a model is trained. Settings after `teacher_decay` are for FFF layers, most of them as in `fastff.Recipe`."""
 
     optimizer: Literal["sgd", "adam"] = "adam"
     rate: float = 3e-3  # learning rate
     schedule: Literal["constant", "cosine"] = "cosine"
     weight_decay: float = 0.0  # decoupled
-    averaging: float = (
-        0.0  # what is evaluated is a running mean of the weights; a step keeps this part of it, at first less
-    )
+    averaging: float = 0.0  # decay of a running mean of the weights, which is what is evaluated; 0: none
     batch: int = 256
-    precision: Literal["highest", "high"] = "highest"  # of products on a GPU: float32, or TF32
-    epochs: int = 0  # at most
-    steps: int = 0  # the same in steps of the optimiser, whatever the size of the data set
-    patience: int = 0  # epochs without improvement after which a member stops; 0: none does
+    precision: Literal["highest", "high"] = "highest"  # of matrix products on a GPU: float32, or TF32
+    epochs: int = 0  # the longest training; 0: `steps` says it
+    steps: int = 0  # the same in optimiser steps, for data sets of any size
+    patience: int = 0  # epochs without improvement after which a seed stops; 0: never
     patience_steps: int = 0  # the same in steps
-    plateau: int = 0  # epochs without improvement after which a member's rate is halved; 0: never
+    plateau: int = 0  # epochs without improvement after which a seed's rate is halved; 0: never
     plateau_of: Literal["training", "validation"] = "training"
-    standardise: bool = True  # inputs have mean 0 and deviation 1 (inputs.py); otherwise they are in [0, 1]
-    by_pixel: bool = False  # each pixel is standardised by itself
-    input_dropout: float = 0.0  # so many of the inputs are 0 in a step, others for each sample; the rest grow
-    augment: float = 0.0  # how strongly images are changed, as a multiple of the usual (augment.py); 0: not
-    mirror: bool = False  # images are flipped left to right with probability 1/2, and never upside down
-    taught: float = 0.0  # a transformer starts as a dense twin that had so much of its epochs: teacher.py
-    twin_decay: float = 0.0  # weight decay of that twin
+    standardise: bool = True  # inputs have mean 0 and standard deviation 1 (inputs.py); otherwise they are in [0, 1]
+    by_pixel: bool = False  # standardise each pixel separately
+    input_dropout: float = 0.0  # dropout on the inputs
+    augment: float = 0.0  # strength of random image changes, 1: as in augment.py; 0: none
+    mirror: bool = False  # flip images left to right with probability 1/2, never upside down
+    teacher_share: float = 0.0  # train a dense teacher first, for this share of the epochs (teacher.py); 0: no teacher
+    teacher_decay: float = 0.0  # the teacher's weight decay
     balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
     frozen: bool = False  # the tree does not train: the paper's h = infinity
     decision: Literal["soft", "straight_through"] = "straight_through"
@@ -48,8 +46,8 @@ class Settings:
     balance: float = 0.3
     hardening: float = 0.0
     reduction: Literal["mean", "sum", "path"] = "path"
-    last_temperature: float = 1.0
-    final_temperature: float = 1000.0  # temperature of the trained model
+    training_temperature: float = 1.0  # in the last epoch; it rises from 1
+    final_temperature: float = 1000.0  # of the trained model
     logit_std: float = 1.0
     min_share: float = 0.1
 
@@ -64,14 +62,14 @@ class Settings:
             elif hint is int:
                 check_int(name, value, 1 if name in POSITIVE else 0)
         if not self.averaging < 1:
-            raise ValueError(f"averaging must be below 1, at which the mean would never move; got {self.averaging}.")
+            raise ValueError(f"averaging must be below 1, where the mean would never move; got {self.averaging}.")
         if not self.input_dropout < 1:
             raise ValueError(f"input_dropout must be below 1, which leaves no input; got {self.input_dropout}.")
         if not self.augment < 10:
-            raise ValueError(f"augment must be below 10, at which images would shrink to nothing; got {self.augment}.")
+            raise ValueError(f"augment must be below 10, where images would shrink to nothing; got {self.augment}.")
         if not self.transposition < 1:
-            raise ValueError(f"transposition must be below 1, which would swap all; got {self.transposition}.")
-        for name in ("taught", "sharing", "min_share"):
+            raise ValueError(f"transposition must be below 1, which would swap all children; got {self.transposition}.")
+        for name in ("teacher_share", "sharing", "min_share"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be from 0 to 1; got {getattr(self, name)}.")
 
@@ -80,20 +78,20 @@ class Settings:
         return tuple(sorted(dataclasses.asdict(self).items()))
 
     def changed(self, changes: Mapping[str, Any]) -> "Settings":
-        """With some of the settings changed; unknown names and values of another kind are errors."""
+        """A copy with some settings changed; unknown names and values of another type are errors."""
         kinds = {field.name: type(getattr(self, field.name)) for field in dataclasses.fields(self)}
         made = {}
         for name, value in changes.items():
             if name not in kinds:
-                raise ValueError(f"a recipe has no setting {name!r}; it has {', '.join(kinds)}.")
+                raise ValueError(f"unknown setting {name!r}; choose from {', '.join(kinds)}.")
             if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
                 kind = "true or false" if kinds[name] is bool else f"of type {kinds[name].__name__}"
                 raise ValueError(f"{name} must be {kind}; got {value!r}.")
             made[name] = kinds[name](value)
-        # Of two ways to say how long, the one that is changed counts.
+        # Epochs and steps are two units of one length: a new value in one replaces the other.
         for ours, other in (("epochs", "steps"), ("patience", "patience_steps")):
             if made.get(ours) and made.get(other):
-                raise ValueError(f"{ours} and {other} are two ways to say how long; set one of them.")
+                raise ValueError(f"{ours} and {other} set the same length; set one of them.")
             if ours in made and other not in made:
                 made[other] = 0
             elif other in made and ours not in made:
@@ -101,56 +99,33 @@ class Settings:
         changed = dataclasses.replace(self, **made)
         if not changed.standardise:
             if made.get("by_pixel"):
-                raise ValueError("by_pixel is a way to standardise inputs: it needs standardise=true.")
+                raise ValueError("by_pixel needs standardise=true; got standardise=false.")
             changed = dataclasses.replace(changed, by_pixel=False)
-        if not changed.taught:  # there is no twin
-            changed = dataclasses.replace(changed, twin_decay=0.0)
+        if not changed.teacher_share:  # no teacher
+            changed = dataclasses.replace(changed, teacher_decay=0.0)
         if not changed.steps and not changed.epochs:
-            raise ValueError("a training needs steps or epochs; got 0 of both.")
+            raise ValueError("a training needs steps or epochs; both are 0. Set one of them.")
         return changed
 
 
 def of_trees() -> dict[str, Any]:
     """The settings for FFF layers alone, with their defaults."""
     names = [field.name for field in dataclasses.fields(Settings)]
-    return {name: getattr(Settings(), name) for name in names[names.index("twin_decay") + 1 :]}
+    return {name: getattr(Settings(), name) for name in names[names.index("teacher_decay") + 1 :]}
 
 
 def shortened(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    """Those of a case's settings that are not the defaults of `Settings`."""
+    """A case's settings that differ from the defaults of `Settings`."""
     defaults = dict(Settings().items())
     return {name: value for name, value in items if name not in defaults or value != defaults[name]}
 
 
 def completed(changes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A case's settings from those that are not the defaults, each of the type that it has there.
+    """All settings of a case from those that differ from the defaults, each with the type it has in `Settings`.
 
-    Others than those of `Settings` stay as they are.
+    If a name is unknown to `Settings`, nothing is added.
     """
     defaults = dict(Settings().items())
     if not changes.keys() <= defaults.keys():
         return tuple(sorted(changes.items()))
     return tuple((name, type(default)(changes.get(name, default))) for name, default in defaults.items())
-
-
-# Ours, the same for every cell. To memorise, weight decay and transposition are left out.
-FASTFF = Settings(schedule="constant", weight_decay=0.1, averaging=0.998, batch=512, steps=16800, input_dropout=0.2)
-# The paper's, as far as it says; the rest is our choice. It does not say when a training "stops improving" in Table 1
-# (3000 steps are 15 epochs of MNIST and 120 of USPS), nor how inputs are scaled, nor over what the hardening loss is
-# averaged: h = 3 is far too much for the sum it writes, and the authors' code takes the mean over samples and nodes.
-PAPER = Settings(
-    optimizer="sgd",
-    rate=0.2,
-    schedule="constant",
-    steps=21000,
-    patience_steps=3000,
-    standardise=False,
-    balanced=False,
-    decision="soft",
-    noise=0.0,
-    balance=0.0,
-    hardening=3.0,
-    reduction="mean",
-    final_temperature=1.0,
-    min_share=0.0,
-)

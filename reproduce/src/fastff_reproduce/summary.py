@@ -1,7 +1,7 @@
-"""Results put together: a row for each seed, with M_A and G_A of its two trainings; a cell for all seeds of a row.
+"""Results over seeds: a row joins the M_A and G_A trainings of a seed, a cell summarises the rows of all seeds.
 
-Rows are of one cell if they differ in the seed alone. Where a data set, model, size and recipe were trained with
-several settings, such as h = 5 and h = 10, the recipe's name says which.
+Rows of one cell differ in the seed alone. If a data set, model, size and recipe were trained with several settings,
+such as h = 5 and h = 10, the recipe's name says which.
 """
 
 import math
@@ -20,10 +20,10 @@ ROW = [
 
 
 class Stat(NamedTuple):
-    """A number over seeds."""
+    """Mean, standard deviation and best of a number over seeds."""
 
     mean: float
-    deviation: float | None  # of a sample; None for one seed
+    deviation: float | None  # of the sample; None for one seed
     best: float
     seeds: int
 
@@ -43,9 +43,9 @@ class Cell(NamedTuple):
     G_A: Stat | None
     ETT_M: float | None  # means
     ETT: float | None
-    soft_hard_gap: float | None  # the largest by its size, with its sign
-    smallest_share: float | None  # the least
-    leaves_used: int | None  # the least
+    soft_hard_gap: float | None  # the one with the largest absolute value
+    smallest_share: float | None  # the smallest
+    leaves_used: int | None  # the smallest
     seconds: float
     paper: paper.Numbers
 
@@ -54,18 +54,18 @@ class Cell(NamedTuple):
         return 2**self.depth
 
     def difference(self, name: str) -> float | None:
-        """Our mean minus the paper's number, which is the best of its runs, in the digit that the paper prints."""
+        """Our mean minus the paper's number (the best of its runs), rounded to the paper's precision."""
         ours, theirs = getattr(self, name), getattr(self.paper, name)
         return None if ours is None or theirs is None else rounded(ours.mean - theirs)
 
 
 def rounded(difference: float) -> float:
-    """To the digit that is printed, and nothing without a sign."""
+    """Rounded to one decimal; never -0.0."""
     return round(difference, 1) + 0.0
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
-    """A row for each seed. Of the trees of its two trainings it has the worse numbers; `seconds` are those of both."""
+    """A row for each seed. Tree measures are the worse of its two trainings; `seconds` is the sum of both."""
     found = list(results)
     name = naming([result.case for result in found])
     made: dict[tuple[Any, ...], dict[str, Result]] = {}
@@ -90,7 +90,7 @@ def _joined(by_goal: dict[str, Result]) -> list[Any]:
 
 
 def cells(results: Iterable[Result], experiment: str = "") -> list[Cell]:
-    """The cells of results, in their order, with the paper's numbers, unless it has none for the experiment."""
+    """The cells of results, in their order, with the paper's numbers if it has any for the experiment."""
     found = list(results)
     name = naming([result.case for result in found])
     sizes = {_place(result.case, name(result.case)): result.inference_size for result in found}
@@ -127,7 +127,7 @@ def _cell(key: tuple[Any, ...], seeds: Sequence[Row], inference_size: int, besid
 
 
 def _chosen(choose: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:
-    """Of the values that are known, if there are some."""
+    """choose(...) of the values that are not None; None without any."""
     known = [value for value in values if value is not None]
     return choose(known) if known else None
 
@@ -142,7 +142,7 @@ def _stat(values: Sequence[float]) -> Stat:
 
 
 def behind(cell: Cell, rows: Iterable[Row]) -> float | None:
-    """The points between a transformer and its FF, over the seeds of both. All levels of hardening have one FF."""
+    """How many points a transformer is behind the one with FF, over their common seeds, at any level of hardening."""
     ours, dense = dict[int, float](), dict[int, float]()
     beside = (cell.dataset, "ViT-FF", cell.width, cell.recipe.split()[0])
     for row in rows:
@@ -155,7 +155,7 @@ def behind(cell: Cell, rows: Iterable[Row]) -> float | None:
 
 
 def naming(cases: Iterable[Case]) -> Callable[[Case], str]:
-    """The name of a case's recipe, with the settings that tell it from the others of its place and goal."""
+    """A function from a case to its recipe's name, with the settings that distinguish it from others of its size."""
     several: dict[tuple[Any, ...], dict[str, set[tuple[tuple[str, Any], ...]]]] = {}
     for case in cases:
         several.setdefault(_place(case, case.recipe), {}).setdefault(case.goal, set()).add(case.settings)
@@ -173,7 +173,7 @@ def naming(cases: Iterable[Case]) -> Callable[[Case], str]:
 
 
 def _telling(goals: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
-    """The names of settings that tell those of a goal apart: one if one does, otherwise all that differ."""
+    """The names of settings that distinguish the cases of a goal: one if possible, otherwise all that differ."""
     names = {name for settings in goals for each in settings for name in each}
     differ = sorted(name for name in names if any(len({each.get(name) for each in some}) > 1 for some in goals))
     alone = [name for name in differ if all(len({each.get(name) for each in some}) == len(some) for some in goals)]
@@ -181,7 +181,7 @@ def _telling(goals: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
 
 
 def _told(name: str, settings: dict[str, Any]) -> str:
-    """A setting; that of hardening is the paper's h, and infinite for a tree that does not train."""
+    """A setting as text. Hardening is the paper's h, infinite for a tree that does not train."""
     value = settings.get(name)
     if name == "hardening":
         name, value = "h", math.inf if settings.get("frozen") else value

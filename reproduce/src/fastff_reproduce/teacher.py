@@ -1,9 +1,8 @@
-"""A transformer with trees that starts as a dense one of the same training width, and learns what that one answers.
+"""A dense transformer as the teacher of one with trees, of the same training width.
 
-The dense transformer is trained first, by the same settings but for its length and its weight decay. Its blocks are
-replaced by trees that fit them (`fastff.replace_`, init="data"); then the whole transformer trains on, its labels being
-the answers of the dense one. A dense transformer that has been trained stays in a file, so that it teaches trees of all
-leaf widths.
+The teacher trains first, with the same settings except its length and weight decay. A copy of it becomes the student:
+trees fitted to its blocks replace them (`fastff.replace_`, init="data"), and the whole model trains on the teacher's
+outputs instead of the labels. A trained teacher stays in a file and teaches trees of all leaf widths.
 """
 
 import copy
@@ -25,49 +24,51 @@ from .runs import Case, name_of
 from .settings import of_trees
 
 
-def is_taught(case: Case) -> bool:
-    """Whether a case needs a dense transformer first."""
-    return case.model == "ViT-FFF" and bool(dict(case.settings).get("taught"))
+def has_teacher(case: Case) -> bool:
+    """Whether a case needs a teacher."""
+    return case.model == "ViT-FFF" and bool(dict(case.settings).get("teacher_share"))
 
 
-def dense(case: Case) -> Case:
-    """The dense transformer of a case that is taught: how it is trained does not tell whom it teaches."""
+def teacher_of(case: Case) -> Case:
+    """The teacher of a case. Its settings do not depend on the student's leaf width or tree settings."""
     settings = dict(case.settings)
-    own = settings | of_trees() | {"weight_decay": settings["twin_decay"], "taught": 0.0, "twin_decay": 0.0}
+    own = settings | of_trees() | {"weight_decay": settings["teacher_decay"]}
+    own |= {"teacher_share": 0.0, "teacher_decay": 0.0}
     for name in ("epochs", "steps"):
-        own[name] = math.ceil(round(settings["taught"] * settings[name], 6))  # 0.07 * 100 is a little more than 7
+        length = round(settings["teacher_share"] * settings[name], 6)  # 0.07 * 100 is a little more than 7
+        own[name] = math.ceil(length)
     return dataclasses.replace(case, model="ViT-FF", leaf_width=case.width, depth=0, settings=tuple(own.items()))
 
 
 def path_of(folder: Path, case: Case) -> Path:
-    """The file of a dense transformer, trained."""
+    """The file of a trained teacher."""
     return folder / f"{name_of([case])}.dense.pt"
 
 
 def blamed(cases: Sequence[Case], reasons: Mapping[Case, str]) -> dict[Case, str]:
-    """Why cases whose teachers train at once cannot be taught: by the teacher's own divergence, or by another's."""
+    """Why cases cannot train whose teachers trained together: their own teacher diverged, or another one did."""
     made = {}
     for case in cases:
-        twin = dense(case) if dense(case) in reasons else next(iter(reasons))
-        made[case] = f"the teacher, {twin.title} seed {twin.seed}, diverged: {reasons[twin]}"
+        cause = teacher_of(case) if teacher_of(case) in reasons else next(iter(reasons))
+        made[case] = f"the teacher, {cause.title} seed {cause.seed}, diverged: {reasons[cause]}"
     return made
 
 
 def load(folder: Path, case: Case, image: tuple[int, ...], classes: int, device: str) -> nn.Module:
-    """A dense transformer from its file, in eval()."""
+    """A trained teacher from its file, in evaluation mode."""
     model = build(case, image, classes).to(device)
     path = path_of(folder, case)
     try:
         model.load_state_dict(resume.load(path, device))
     except (Damaged, RuntimeError, TypeError, AttributeError) as error:
-        raise Damaged(f"{path} is no dense transformer of {case.title}. Remove it: it is trained again.") from error
+        raise Damaged(f"{path} is not the teacher {case.title}. Remove it: the teacher is trained again.") from error
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
-        raise Damaged(f"{path} has weights that are not finite. Remove it: it is trained again.")
+        raise Damaged(f"{path} has weights that are not finite. Remove it: the teacher is trained again.")
     return model.eval().requires_grad_(False)
 
 
 class Teachers:
-    """The dense transformers of a few cases."""
+    """The trained teachers of a few cases."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.models = models
@@ -75,13 +76,13 @@ class Teachers:
 
     @torch.no_grad()
     def answers(self, x: Tensor) -> Tensor:
-        """Each one's probabilities of the classes at its images x (members, batch, ...): (members, batch, classes)."""
+        """The class probabilities of each teacher for its images x (members, batch, ...): (members, batch, classes)."""
         with torch.autocast("cuda", torch.bfloat16, enabled=x.is_cuda):
             found = [run(images) for run, images in zip(self._run, x, strict=True)]
         return torch.stack(found).float().softmax(-1)
 
     def student(self, i: int, case: Case, x: Tensor) -> nn.Module:
-        """A copy of one of them with trees in it, fitted to what images x make of its blocks."""
+        """A copy of teacher i with trees as blocks, fitted to the inputs and outputs of its blocks on images x."""
         model = copy.deepcopy(self.models[i]).requires_grad_()
         replace_(
             model,

@@ -1,4 +1,4 @@
-"""How many threads work for a training."""
+"""Train on one CPU thread: small operations gain nothing from more."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Operations run on the calling thread alone.
+    """Within the block, operations run on the calling thread alone.
 
-    Those of a small model, and what a GPU leaves for the CPU, are too short to be divided. Where others want the cores
-    too, as other trainings do, they would take many times as long, waiting for each other.
+    The operations of a small model, and the CPU's part of GPU training, are too short to divide. If other trainings
+    use the same cores, several threads would take many times as long, waiting for each other.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

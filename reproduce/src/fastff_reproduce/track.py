@@ -1,4 +1,4 @@
-"""How far the members of an ensemble have come, and the best that each has been."""
+"""The best score of each member of an ensemble, and its weights at that point."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from .ensemble import Ensemble
 
 
 class Track:
-    """A score of every member, the best so far, when it was first seen, and how long nothing was better."""
+    """For every member: the best score so far, its first epoch, and whether patience has run out."""
 
     def __init__(self, members: int, ensemble: Ensemble | None) -> None:
         self.best = [-1.0] * members

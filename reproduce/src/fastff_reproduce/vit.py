@@ -1,13 +1,13 @@
 """A small vision transformer whose feedforward blocks are chosen by the caller: the model of the paper's Table 3.
 
-An image is cut into square patches; a patch and its place become a token, and the layers change the tokens. The paper
-gives four layers, patches of 4, a dimension of 128, feedforward layers of width 128 and dropout of 0.1 on the input.
-What it leaves open is chosen here:
+An image is cut into square patches, and each patch with its position becomes a token. The paper gives four layers,
+patches of 4, a dimension of 128, feedforward layers of width 128 and dropout of 0.1 on the input. Our choices for the
+rest:
 
 - 4 heads of 32 in each attention
-- layers normalise their input and add to it (pre-norm), with a last norm at the end, which trains without a warm-up
-- the class is read off the mean of all tokens. A class token would be a 65th; 64 are a power of two.
-- places are learned, and the feedforward blocks have ReLU, as the authors' code of the layer has
+- pre-norm layers with a final norm, which train without a warm-up
+- the head sees the mean of all tokens; a class token would be a 65th, and 64 is a power of two
+- learned positions, and ReLU in the feedforward blocks, as in the authors' code
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class ViT(nn.Module):
 
     Args:
         image: (channels, height, width).
-        feedforward: makes the feedforward block of a layer, given the dimension of its inputs and outputs.
-        dropout: on the tokens that enter the first layer; there is no other.
+        feedforward: builds the feedforward block of a layer, given the dimension of its inputs and outputs.
+        dropout: on the tokens that enter the first layer.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ViT(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the feedforward block; each sees its input normalised, and what it gives is added."""
+    """Attention, then the feedforward block, each on normalised inputs and with a residual connection."""
 
     def __init__(self, dim: int, heads: int, feedforward: nn.Module) -> None:
         super().__init__()
@@ -87,6 +87,6 @@ class Layer(nn.Module):
 
 def patches(x: Tensor, size: int) -> Tensor:
     """The squares of an image, row by row: (batch, channels, height, width) -> (batch, squares, channels * size**2)."""
-    # A product of matrices and no convolution, which torch.func.vmap turns into a slow grouped one.
+    # Not a convolution: torch.func.vmap would turn it into a slow grouped one.
     cut = x.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))  # (batch, channels, rows, size, columns, size)
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(-3).flatten(1, 2)
