@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import tree as heap
 from ..backends.reference import node_logit
-from ..batches import StopForward, evaluation_mode, feed, watch_inputs
+from ..batches import StopForward, evaluation_mode, feed, read_until, watch_inputs
 from ..checks import check_int, check_number
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers
