@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fastff
+from fastff.activations import function
 from fastff.backends import Request
 
 ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"]
@@ -79,3 +81,18 @@ def stack(layers=4, shift=1.0):
 
 def smallest_share(model, x):
     return min(used.smallest_share for used in fastff.usage(model, x).values())
+
+
+def plain_leaf(layer, x, j):
+    """One leaf in plain torch, in the dtype of the layer."""
+    act = function(layer.activation)
+    bias = [None if b is None else b[j] for b in (layer.leaf_in_bias, layer.leaf_gate_bias, layer.leaf_out_bias)]
+    hidden = F.linear(x, layer.leaf_in_weight[j], bias[0])
+    gate = None if layer.leaf_gate_weight is None else F.linear(x, layer.leaf_gate_weight[j], bias[1])
+    hidden = act(hidden) if gate is None else act(gate) * hidden
+    return F.linear(hidden, layer.leaf_out_weight[j].T, bias[2])
+
+
+def plain_hard(layer, x, route):
+    """The leaves of FORWARD_I in the dtype of the layer, where float64 says that they are."""
+    return torch.stack([plain_leaf(layer, x[b], route[b]) for b in range(len(x))])

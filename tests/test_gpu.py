@@ -5,13 +5,12 @@ import warnings
 
 import pytest
 import torch
-from test_backends import plain_leaf
 
 import fastff
 from fastff.backends import available, reference, triton, triton_hard
 from fastff.backends.triton_hard import Launch
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, relative_error, without_interpreter
+from helpers import ACTIVATIONS, make, plain_leaf, relative_error, without_interpreter
 
 pytestmark = pytest.mark.gpu
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 import fastff
 import oracle
 from fastff import backends, functional
-from fastff.activations import function
 from fastff.backends import Request, available, choose, chosen, native, ops, torch_backend
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, relative_error, request, state
+from helpers import ACTIVATIONS, make, plain_hard, plain_leaf, relative_error, request, state
 
 COMPLETE = ["reference", "aten"]  # the others have the hard pass alone
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}  # float64 on both sides; sums of at most a few hundred terms of order one
@@ -159,15 +158,6 @@ def dense_error(layer, batch):
     return sum(errors) / len(errors)
 
 
-def plain_leaf(layer, x, j):
-    act = function(layer.activation)
-    bias = [None if b is None else b[j] for b in (layer.leaf_in_bias, layer.leaf_gate_bias, layer.leaf_out_bias)]
-    hidden = F.linear(x, layer.leaf_in_weight[j], bias[0])
-    gate = None if layer.leaf_gate_weight is None else F.linear(x, layer.leaf_gate_weight[j], bias[1])
-    hidden = act(hidden) if gate is None else act(gate) * hidden
-    return F.linear(hidden, layer.leaf_out_weight[j].T, bias[2])
-
-
 def plain_soft(layer, x):
     """FORWARD_T by recursion, every intermediate in the dtype of the layer."""
 
@@ -182,11 +172,6 @@ def plain_soft(layer, x):
         return p * below(2 * i + 2) + (1 - p) * below(2 * i + 1)
 
     return below(0)
-
-
-def plain_hard(layer, x, route):
-    """The leaves of FORWARD_I in the dtype of the layer, where float64 says that they are."""
-    return torch.stack([plain_leaf(layer, x[b], route[b]) for b in range(len(x))])
 
 
 @pytest.mark.parametrize("backend", COMPLETE)

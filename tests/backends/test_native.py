@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_backends import plain_hard
 
 from fastff.activations import function
 from fastff.backends import native, reference
 from fastff.tensors import Leaves
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, relative_error, request
+from helpers import ACTIVATIONS, make, plain_hard, relative_error, request
 
 ROOT = Path(__file__).parents[2]
 BUILT = not isinstance(native.library(), str)

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from test_backends import plain_hard
 
 import fastff
 from fastff.backends import reference, triton, triton_hard
 from fastff.backends.triton_hard import Launch
-from helpers import ACTIVATIONS, make, relative_error, request, without_interpreter
+from helpers import ACTIVATIONS, make, plain_hard, relative_error, request, without_interpreter
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
