@@ -13,6 +13,7 @@ from hypothesis import given, settings
 import fastff
 import oracle
 from fastff import backends, functional
+from fastff.activations import function
 from fastff.backends import Request, available, choose, chosen, native, ops, torch_backend
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, plain_hard, plain_leaf, relative_error, request, state
