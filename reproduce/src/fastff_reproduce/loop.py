@@ -25,10 +25,10 @@ from .build import is_transformer
 from .data import Dataset
 from .divergence import Watch
 from .ensemble import Ensemble, Measure, Optimizer, Recorded
-from .inputs import Samples, generator
 from .members import make_members, make_recipe, rebalance
 from .resume import Damaged
 from .runs import Case, Result
+from .samples import Samples, generator
 from .scoring import accuracy
 from .settings import Settings
 from .teacher import Teachers

@@ -12,8 +12,8 @@ from fastff.training.recipe import Recipe
 
 from .build import build
 from .ensemble import Ensemble
-from .inputs import Samples
 from .runs import Case
+from .samples import Samples
 from .settings import Settings
 from .teacher import Teachers
 

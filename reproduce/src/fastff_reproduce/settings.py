@@ -30,7 +30,7 @@ class Settings:
     patience_steps: int = 0  # the same in steps
     plateau: int = 0  # epochs without improvement after which a seed's rate is halved; 0: never
     plateau_of: Literal["training", "validation"] = "training"
-    standardise: bool = True  # inputs have mean 0 and standard deviation 1 (inputs.py); otherwise they are in [0, 1]
+    standardise: bool = True  # inputs have mean 0 and standard deviation 1 (samples.py); otherwise they are in [0, 1]
     by_pixel: bool = False  # standardise each pixel separately
     input_dropout: float = 0.0  # dropout on the inputs
     augment: float = 0.0  # strength of random image changes, 1: as in augment.py; 0: none
