@@ -251,7 +251,7 @@ def test_sharing_mixes_the_gradients_of_leaves(options, how):
         torch.testing.assert_close(shared[name], 0.7 * g + 0.3 * total if name.startswith("leaf_") else g)
     with pytest.raises(ValueError, match=r"sharing must be from 0 to 1; got 1\.5"):
         make(sharing=1.5)
-    with pytest.raises(TypeError, match="sharing is a number from 0 to 1"):
+    with pytest.raises(TypeError, match="sharing must be a number from 0 to 1"):
         make(sharing="0.5")
 
 

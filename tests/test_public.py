@@ -89,6 +89,7 @@ def test_functional():
     torch.testing.assert_close(soft.output, layer.soft(x))
     logits = fastff.functional.node_logits(x, tree)
     torch.testing.assert_close(fastff.functional.mixture(logits), soft.mixture)
+    assert torch.equal(fastff.functional.walk(logits), leaf)
 
 
 def test_recipe_learns():

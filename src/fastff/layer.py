@@ -16,7 +16,7 @@ from . import activations, functional
 from . import tree as heap
 from .activations import Activation
 from .backends.native_cache import PlanCache
-from .checks import allocate, check_int, check_probability, check_share
+from .checks import allocate, check_choice, check_int, check_probability, check_share
 from .last_forward import remember
 from .sharing import share
 from .tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, at_least_float32
@@ -26,24 +26,24 @@ class FFF(nn.Module):
     """A fast feedforward layer, (..., in_features) -> (..., out_features).
 
     Args:
-        depth: of the tree; it has 2**depth leaves. 0 is a plain feedforward layer of width leaf_width.
+        depth: depth of the tree, which has 2**depth leaves. 0 is a plain feedforward layer of width leaf_width.
         leaf_width: hidden neurons of a leaf.
         node_width: hidden neurons of a node network; 1 makes a node linear, and its boundary a plane.
-        activation: of the leaves (and inside nodes of node_width > 1): "relu", "gelu", "gelu_tanh", "silu", "tanh",
-            "identity", an elementwise callable, or "swiglu" or "geglu" for gated leaves.
+        activation: activation of the leaves (and inside nodes of node_width > 1): "relu", "gelu", "gelu_tanh", "silu",
+            "tanh", "identity", an elementwise callable, or "swiglu" or "geglu" for gated leaves.
         bias: whether leaves have biases. Nodes always do: they place the boundaries.
-        dropout: on the hidden layer of the leaves, in training.
-        transposition: the probability, in training, that a node swaps the weights of its children for a sample: a
-            remedy for localised overfitting.
-        sharing: how much leaves learn from the samples of each other, from 0 to 1, where all learn the same: a part of
-            each one's gradient is that of all. It is for leaves that start alike, as `Recipe` makes them.
-        decision: "soft" mixes the leaves in training; "straight_through" uses the leaf that evaluation would use, with
-            the gradient of the soft mixture for the tree.
+        dropout: probability of dropout on the hidden layer of the leaves, in training.
+        transposition: probability, in training, that a node swaps its children for a sample. It counters localised
+            overfitting.
+        sharing: fraction of each leaf's gradient that is shared across leaves (0: independent). Leaves should then
+            start equal, as `Recipe` makes them.
+        decision: "soft" mixes the leaves in training. "straight_through" uses the leaf that evaluation would use, and
+            gives the tree the gradient of the soft mixture.
 
-    The parameters lie as inference reads them: node_weight (nodes, in), node_bias (nodes,), leaf_in_weight (leaves,
-    l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves, out); with node_width n
-    > 1 node_weight (nodes, n, in), node_bias (nodes, n), node_out_weight (nodes, n), node_out_bias (nodes,); with a
-    gated activation also leaf_gate_weight (leaves, l, in), leaf_gate_bias (leaves, l).
+    Parameters are stored in the layout that inference reads: node_weight (nodes, in), node_bias (nodes,),
+    leaf_in_weight (leaves, l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves,
+    out); with node_width n > 1 node_weight (nodes, n, in), node_bias (nodes, n), node_out_weight (nodes, n),
+    node_out_bias (nodes,); with a gated activation also leaf_gate_weight (leaves, l, in), leaf_gate_bias (leaves, l).
     """
 
     node_weight: nn.Parameter
@@ -88,8 +88,7 @@ class FFF(nn.Module):
         check_probability("transposition", transposition)
         check_share("sharing", sharing)
         activations.check(activation)
-        if decision not in ("soft", "straight_through"):
-            raise ValueError(f"decision must be 'soft' or 'straight_through'; got {decision!r}.")
+        check_choice("decision", decision, ("soft", "straight_through"))
         if bias not in (True, False):
             raise TypeError(f"bias must be True or False; got {bias!r}.")
         self.activation = activation
@@ -188,7 +187,7 @@ class FFF(nn.Module):
 
     @property
     def training_size(self) -> int:
-        """All neurons, those of the nodes too."""
+        """All neurons, including the nodes."""
         return self.num_nodes * self.node_width + self.training_width
 
     @property
@@ -203,7 +202,7 @@ class FFF(nn.Module):
 
     @property
     def temperature(self) -> float:
-        """Scales the node logits in the soft pass; raising it hardens the tree and leaves the hard pass as it is."""
+        """Scales the node logits in the soft pass. Raising it hardens the tree; the hard pass does not change."""
         return float(self.temperature_tensor)
 
     @temperature.setter

@@ -54,8 +54,7 @@ def branches(logits: Tensor) -> Tensor:
 def mixture(logits: Tensor, straight_through: bool = False) -> Tensor:
     """The weight of every leaf, the product of the branch weights on the way to it: (batch, leaves).
 
-    Straight-through: the value is 1 for the leaf of the hard pass and 0 elsewhere, the gradient that of the soft
-    weights.
+    Straight-through: the value is 1 for the leaf of the hard pass and 0 elsewhere; the gradient is the soft weights'.
     """
     depth = heap.depth_of(logits.shape[-1] + 1)
     branch = branches(logits)
