@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test test-gpu test-sanitize test-aarch64 lint bench docs wheel clean
+.PHONY: demo test test-fast test-gpu test-sanitize test-aarch64 lint bench docs wheel clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# The library's quick tests, for while you work: under a minute.
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 -q -m "not gpu and not slow" tests --ignore tests/examples
 
 # On a machine with CUDA, with the torch that is installed there.
 test-gpu:

@@ -40,6 +40,7 @@ def test_an_error_leaves_the_old_file(error, tmp_path):
     assert os.listdir(tmp_path) == ["file.txt"]
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_midst_leaves_the_old_file(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
@@ -67,6 +68,7 @@ with replacing(Path({str(path)!r})) as file:
     assert path.read_text() == "new"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
 def test_a_pipe_is_written_to_and_not_replaced():
     code = "from pathlib import Path; from fastff.atomic import replacing\n"

@@ -138,6 +138,7 @@ def test_losses_balance_the_load():
     assert history[-1] < 0.05 * history[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_moe_compiles_copies_and_casts(mode):
     torch._dynamo.reset()

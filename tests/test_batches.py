@@ -60,6 +60,7 @@ def test_modes_come_back_after_an_error():
     assert [module.training for module in model] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_watching_a_compiled_model():
     """Compiled code runs no hook, so the model is run eagerly while it is watched."""
     model = make(depth=2)

@@ -240,6 +240,7 @@ def whole(batch=0):
 decisions = pytest.mark.parametrize("decision", ["soft", "straight_through"])
 
 
+@pytest.mark.slow
 @decisions
 @pytest.mark.parametrize("balance", [0.0, 0.1])
 def test_ddp_gives_the_gradients_of_one_process(ranks, decision, balance):

@@ -62,6 +62,7 @@ def run(code, page, line, namespace):
         raise AssertionError(f"{place}: {statement}\n{type(error).__name__}: {error}") from error
 
 
+@pytest.mark.slow
 @pages
 def test_python_blocks_run(page, fresh_settings):
     namespace = {"__name__": "__main__"}

@@ -38,6 +38,7 @@ def bare(**options):
     return make(16, 8, scale=3.0, dtype=torch.float32, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
@@ -63,6 +64,7 @@ def test_onnx_equals_eval(tmp_path, model, shape):
             torch.testing.assert_close(torch.from_numpy(run(x)[0]), model(x))
 
 
+@pytest.mark.slow
 def test_aoti_equals_eval(tmp_path):
     """A transformer layer; tests/test_functional.py has a bare one."""
     model = Block().train()
@@ -85,6 +87,7 @@ class Keywords(nn.Module):
         return {"y": self.fff(x) * scale, "leaf": self.fff.route(x)} if flag else x
 
 
+@pytest.mark.slow
 def test_keywords_and_several_outputs(tmp_path):
     model = Keywords().eval()
     example = {"x": torch.randn(4, 16), "scale": torch.rand(4, 1), "flag": True}
@@ -132,6 +135,7 @@ class Attention(nn.Module):
         return self.fff(self.attention(x, x, x, need_weights=False)[0])
 
 
+@pytest.mark.slow
 def test_half_precision_never_ends_the_process(tmp_path):
     """onnxruntime 1.31.1 dies of a SIGSEGV in its layout optimisation of nn.MultiheadAttention in half precision, with
     an FFF behind it or without. Told in words, there is no file; where it runs, it was compared."""

@@ -266,6 +266,7 @@ def test_direct_with_weights_given_for_one_call(ready):
         assert torch.equal(ready(x), y)
 
 
+@pytest.mark.slow
 def test_direct_steps_back(ready):
     """Autocast, transforms, tracers, dual numbers: what torch alone makes of them."""
     x, v, other = torch.randn(6, 5), torch.randn(6, 5), torch.randn(3, 5)
@@ -328,6 +329,7 @@ def watched(layer, x):
     return y
 
 
+@pytest.mark.slow
 def test_tracers_do_not_group_samples_by_leaf():
     """Leaves so large that samples go leaf by leaf: a program recorded for some samples must hold for others."""
     layer = make(300, 60, dtype=torch.float32, depth=3, leaf_width=64).eval()
@@ -353,6 +355,7 @@ def test_an_explicit_choice_is_kept(ready):
         assert not calls
 
 
+@pytest.mark.slow
 def test_aotinductor(tmp_path):
     """An exported layer becomes a package that runs without Python, with any batch."""
     layer = make(16, 8, depth=3, leaf_width=4, dtype=torch.float32).eval().requires_grad_(False)

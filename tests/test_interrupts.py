@@ -141,6 +141,7 @@ def test_tensors_come_back_and_what_belongs_together_follows():
     assert a.tolist() == [1, 1]  # the interrupt came when all was done
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_random_leaves_nothing_behind():
     """131 of 5289 interrupted calls left a hook, eval(), or a half-placed tree. A short run of the benchmark."""
     script = Path(__file__).parent.parent / "benchmarks" / "interrupt.py"

@@ -25,6 +25,7 @@ def test_no_graph_is_kept_after_backward():
             fastff.hardening_loss(model)
 
 
+@pytest.mark.slow
 def test_the_graph_is_freed_with_its_output():
     """The layer must not keep the activations of other layers alive once backward is done: no tensor is left over."""
 
@@ -63,6 +64,7 @@ def test_create_graph_keeps_the_losses_usable():
     assert layer.node_weight.grad.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_checkpointing(compiled):
     """The losses through a checkpointed forward have the same gradient, and the recomputation leaves nothing behind."""

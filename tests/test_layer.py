@@ -22,6 +22,7 @@ def loss_of(layer, x):
     return (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum() + y.square().sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("node_width", [1, 3])
 @pytest.mark.parametrize("activation", ["tanh", "swiglu"])
@@ -222,6 +223,7 @@ def test_transposition_swaps_children_at_its_rate():
     torch.testing.assert_close(soft[moved], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "compiled", "copied", "func", "members"])
 @pytest.mark.parametrize("options", [{}, {"node_width": 2, "activation": "swiglu"}, {"bias": False}])
 def test_sharing_mixes_the_gradients_of_leaves(options, how):
@@ -295,6 +297,7 @@ def test_autocast(dtype, mode):
         assert (value - expected).norm() < 2 * torch.finfo(dtype).eps * expected.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize(
     "options", [{}, {"node_width": 2, "activation": "swiglu", "transposition": 0.1, "dropout": 0.1}]
@@ -319,6 +322,7 @@ def test_compile_without_breaks_or_recompilation(mode, options):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.slow
 def test_inductor_agrees():
     torch._dynamo.reset()
     layer = fastff.FFF(6, 5, depth=3, leaf_width=4)
@@ -339,6 +343,7 @@ def compiled_graph(layer, x):
     return y, {str(node.target) for graph in counter.graphs for node in graph.graph.nodes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"node_width": 2, "activation": "swiglu", "bias": False}])
 def test_compile_sees_one_operation_where_no_derivative_is_needed(options):
     layer = fastff.FFF(6, 5, depth=3, leaf_width=4, **options).eval()
@@ -361,6 +366,7 @@ def test_compile_sees_one_operation_where_no_derivative_is_needed(options):
     torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["vmap", "jvp", "grad"])
 def test_compiled_transforms(transform):
     """A registered operation has no derivative, and would take a tangent for zero."""
@@ -380,6 +386,7 @@ def test_compiled_transforms(transform):
     torch.testing.assert_close(y, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 3, 11])
 def test_export_with_dynamic_batch(depth):
     """A program of plain aten that runs on other batch sizes, saved and loaded."""
@@ -519,6 +526,7 @@ def test_bad_inputs(mode):
             call(torch.randn(4, 6, device="meta"))
 
 
+@pytest.mark.slow
 def test_import_costs_torch_and_no_more():
     """No optional package, no CUDA context, no compiler, nothing of the environment changed."""
     code = (

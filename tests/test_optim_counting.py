@@ -73,6 +73,7 @@ def test_checkpointing_does_not_count_twice(use_reentrant):
             assert torch.equal(optimizer.state[p]["mass"], plain.state[q]["mass"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "decision"), [("model", "soft"), ("compiled", "soft"), ("compiled", "straight_through")]
 )
@@ -93,6 +94,7 @@ def test_a_compiled_model_is_counted(given, decision):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_zero_grad_may_come_between_forward_and_backward(compiled):
     torch._dynamo.reset()

@@ -109,6 +109,7 @@ def test_copying_model_and_optimiser_together(how):
     assert_same(parameters(model), parameters(twin))
 
 
+@pytest.mark.slow
 def test_a_model_does_not_keep_its_optimiser_alive():
     model = around(make(7, 3, depth=2))
     optimizer = LocalSGD(model, 0.1)
@@ -159,6 +160,7 @@ def test_bfloat16_parameters(local):
             assert p.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_bfloat16_gathers_a_thousand_batches():
     """In bfloat16, 256 + 1 is 256: gathered in it, a thousand gradients of 1 had a mean of 0.256. The sum of many must
     be kept wider than the parameter."""

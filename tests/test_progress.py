@@ -67,6 +67,7 @@ def test_own_columns_take_the_place_of_the_count():
     assert len(bar.columns) == 3
 
 
+@pytest.mark.slow
 def test_importing_it_imports_no_rich():
     code = "import sys, fastff.progress; print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -17,6 +17,7 @@ def tables():
         yield importlib.import_module("tables")
 
 
+@pytest.mark.slow
 def test_no_table_has_drifted_from_its_rows(tables, capsys):
     assert tables.main(["--check"]) == 0, capsys.readouterr().out
 

@@ -114,6 +114,7 @@ def real(name):
     return load(name, REAL, download=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_real_files_hold_what_is_known_of_them(name):
     loaded = real(name)
@@ -123,6 +124,7 @@ def test_real_files_hold_what_is_known_of_them(name):
     assert (loaded.train.y[:10].tolist(), loaded.test.y[:10].tolist()) == FIRST[name]
 
 
+@pytest.mark.slow
 def test_mean_and_deviation_of_real_mnist():
     """The 0.1307 and 0.3081 that everybody knows."""
     x = real("mnist").train.x.float() / 255
@@ -130,6 +132,7 @@ def test_mean_and_deviation_of_real_mnist():
     assert x.std().item() == pytest.approx(0.3081, abs=5e-5)
 
 
+@pytest.mark.slow
 def test_real_usps_is_rounded_as_torchvision_does():
     loaded = real("usps")
     lines = bz2.decompress((REAL / "usps" / "usps.t.bz2").read_bytes()).decode().splitlines()

@@ -28,6 +28,7 @@ def numbers(results):
     return [dataclasses.asdict(dataclasses.replace(result, seconds=0)) for result in results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("model", "settings", "changes", "epoch"),
@@ -77,6 +78,7 @@ def a_mean(self):
     self.mean[0, 3] = math.nan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("what", [a_weight, a_moment, a_mean])
 def test_the_others_of_an_ensemble_are_as_if_it_had_not(what, device, monkeypatch, tmp_path):
@@ -98,6 +100,7 @@ def test_the_others_of_an_ensemble_are_as_if_it_had_not(what, device, monkeypatc
     assert numbers(again.value.results) == numbers(whole[1:])
 
 
+@pytest.mark.slow
 def test_a_number_in_the_history_that_is_not_finite_is_a_divergence(monkeypatch):
     """The weights may be finite where what is measured of them is not."""
     found = Training._measure_trees
@@ -114,6 +117,7 @@ def test_a_number_in_the_history_that_is_not_finite_is_a_divergence(monkeypatch)
     assert [result.case.seed for result in info.value.results] == [0]
 
 
+@pytest.mark.slow
 def test_no_training_goes_on_from_what_is_not_finite(tmp_path):
     made, path = cases(), tmp_path / "checkpoint.pt"
     training = Training(made, torch.device("cpu"), trainer._load("digits", None))

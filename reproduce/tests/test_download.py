@@ -174,6 +174,7 @@ def test_an_interrupted_download_leaves_nothing(tmp_path, monkeypatch, served):
     assert names(tmp_path / "mnist") == []
 
 
+@pytest.mark.slow
 def test_a_killed_download_is_not_taken_for_a_file(tmp_path, monkeypatch, served):
     """kill -9 while half of it is there; the next run downloads it whole."""
     files, ((x, y), _), server = served

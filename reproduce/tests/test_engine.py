@@ -289,6 +289,7 @@ def process(*args):
     return made
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path):
     """Kill -9 in the second part: the rows are those of a run without a kill, none twice, and no epoch is repeated."""
     whole, killed = tmp_path / "whole.sqlite", tmp_path / "killed.sqlite"
@@ -314,6 +315,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path):
     assert not list((tmp_path / "killed.sqlite.checkpoints").glob("*.pt"))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path):
     """Each part is trained by one of them, and each of them trains; both end when all is stored."""
     logs = tmp_path / "first", tmp_path / "second"
@@ -367,6 +369,7 @@ def train(cases, *, device, root, checkpoint=None, report=None):
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_a_ray_cluster_returns_rows_to_the_driver(cluster, results):
     """An error ends its part; a worker that is killed is replaced; of those that train at once one may diverge."""
     with pytest.raises(

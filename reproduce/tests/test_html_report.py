@@ -21,6 +21,7 @@ def _experiments(monkeypatch):
     experiments(monkeypatch)
 
 
+@pytest.mark.slow
 def test_figures_are_redrawn():
     page = whole()
     parts = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.S))
@@ -78,6 +79,7 @@ def test_a_store_of_digits_alone():
     assert "fastff reproduce table1" in reader.sections["missing"]
 
 
+@pytest.mark.slow
 def test_trainings_with_other_settings_are_not_mixed_with_the_papers():
     """A short trial of a cell of Table 1 must not spoil its mean."""
     trial = make(["usps"], [("FFF", 8)], [16], ["fastff"], (0, 1), h=3.0, epochs=1)

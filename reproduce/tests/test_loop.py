@@ -12,6 +12,7 @@ from fastff_reproduce.scoring import accuracy
 from fastff_reproduce.trainer import train
 
 
+@pytest.mark.slow
 def test_the_gap_is_that_of_the_goal():
     """At a temperature of 1 the mixture is another model; what it is right about is counted on the data of the goal."""
     for case in cases((0,), goal="M_A", steps=50, final_temperature=1.0) + cases(
@@ -36,6 +37,7 @@ def test_the_gap_is_that_of_the_goal():
         assert result.soft_hard_gap != 0
 
 
+@pytest.mark.slow
 def test_sharing_keeps_leaves_near_each_other():
     def spread(**changes):
         training = Training(cases(goal="G_A", steps=60, **changes), torch.device("cpu"), trainer._load("digits", None))
@@ -50,6 +52,7 @@ def test_sharing_keeps_leaves_near_each_other():
     assert 0 < close[1] < apart[1] / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights(device):
     training = Training(cases(averaging=0.9, min_share=0.0), torch.device(device), trainer._load("digits", None))
@@ -81,6 +84,7 @@ def test_what_is_evaluated_and_kept_is_the_mean_of_the_weights(device):
     assert torch.equal(flat, raw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("goal", ["M_A", "G_A"])
 def test_means_are_balanced(goal, device):
@@ -88,6 +92,7 @@ def test_means_are_balanced(goal, device):
         assert result.smallest_share >= 0.5
 
 
+@pytest.mark.slow
 def test_weights_that_are_averaged_stay_balanced():
     """Not only their means, which are what is evaluated."""
     made = cases(averaging=0.9, min_share=0.5, balance=0.0, depth=4, goal="G_A")
@@ -100,6 +105,7 @@ def test_weights_that_are_averaged_stay_balanced():
         assert smallest_share(visits) > 0.3
 
 
+@pytest.mark.slow
 def test_rebalancing_goes_by_parts_of_an_ensemble(monkeypatch):
     made = cases(seeds=[0, 1, 2], depth=4, min_share=0.9, steps=40)
     whole = train(made, device="cpu", root=None)
@@ -107,6 +113,7 @@ def test_rebalancing_goes_by_parts_of_an_ensemble(monkeypatch):
     assert numbers(train(made, device="cpu", root=None)) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_rates_halve_on_a_plateau_and_members_stop():
     made = cases(settings=PAPER, steps=2000, patience=3, plateau=2, rate=1e-9, batch=512)
     training = Training(made, torch.device("cpu"), trainer._load("digits", None))
@@ -116,6 +123,7 @@ def test_rates_halve_on_a_plateau_and_members_stop():
     assert all(rate < 1e-9 for rate in training.rates)
 
 
+@pytest.mark.slow
 def test_flat_inputs_are_changed_as_images(monkeypatch):
     images = trainer._load("digits", None).train.x
     seen = []

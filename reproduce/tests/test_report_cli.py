@@ -23,6 +23,7 @@ def _fakes(monkeypatch, tmp_path):
     install(monkeypatch, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_is_told(monkeypatch, tmp_path):
     assert fastff_("reproduce table1 --device cpu --dataset usps --runs 1 --recipe paper").exit_code == 0
     monkeypatch.setattr(sys, "argv", ["fastff", "report", "--output", "/dev/null/report.html"])
@@ -85,6 +86,7 @@ def test_a_device_that_takes_nothing_is_named(flag, tmp_path, monkeypatch):
         main()
 
 
+@pytest.mark.slow
 def test_a_report_from_a_file_of_rows(tmp_path):
     assert fastff_(f"{WIDTHS} --runs 2 --recipe paper").exit_code == 0
     first, again = tmp_path / "first.csv", tmp_path / "again.csv"

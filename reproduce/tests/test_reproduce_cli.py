@@ -70,6 +70,7 @@ def test_settings_are_part_of_the_case():
     assert shortened(settings) == {"epochs": 3, "hardening": float("inf"), "rate": 1.0, "decision": "soft"}
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_twice(request):
     assert fastff_(f"{WIDTHS} --runs 1").exit_code == 0
     request.getfixturevalue("untrained")
@@ -261,6 +262,7 @@ def test_the_readme_names_commands_flags_and_columns_that_exist():
     assert set(columns) <= set(summary.ROW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -303,6 +305,7 @@ def test_csv_without_rows_has_its_columns():
     assert fastff_("reproduce speed --format csv").stdout == ",".join(summary.ROW) + "\n"
 
 
+@pytest.mark.slow
 def test_fastff_has_both_commands_when_the_package_is_installed():
     """By entry points: `fastff` knows nothing of this package."""
     found = {entry.name: entry for entry in entry_points(group="fastff.commands")}
@@ -318,6 +321,7 @@ def test_fastff_has_both_commands_when_the_package_is_installed():
         assert "--store" in run.stdout
 
 
+@pytest.mark.slow
 def test_the_module_has_both_commands(tmp_path):
     """`python -m fastff_reproduce` works without an installation; errors about files are a sentence."""
     module = [sys.executable, "-m", "fastff_reproduce"]

@@ -46,6 +46,7 @@ def test_a_narrow_terminal_shows_every_number(monkeypatch):
     assert more[6:8] == ["(100.0)", "(93.0)"]
 
 
+@pytest.mark.slow
 def test_a_table_prints_where_the_encoding_has_no_plus_minus(tmp_path):
     """PYTHONIOENCODING=ascii ended in a UnicodeEncodeError after the training."""
     with Store(tmp_path / "results.sqlite") as store:

@@ -56,6 +56,7 @@ def test_inputs_are_standardised_by_the_training_file():
     assert (raw.samples.x.min().item(), raw.samples.x.max().item()) == (0, 1)
 
 
+@pytest.mark.slow
 def test_seeds_are_different_trainings_of_different_splits():
     training = Training(cases(), torch.device("cpu"), trainer._load("digits", None))
     both = [set(part.tolist()) for part in (*training.samples.training, *training.samples.validation)]

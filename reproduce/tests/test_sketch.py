@@ -32,6 +32,7 @@ def test_spiral_has_all_arms_within_the_map():
     assert quarters.bincount(minlength=4).min() > 70
 
 
+@pytest.mark.slow
 def test_three_models_learn_and_the_figure_shows_where_each_answers(quick):
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     figure = sketch(seed=1)
@@ -51,12 +52,14 @@ def test_three_models_learn_and_the_figure_shows_where_each_answers(quick):
     assert haze.median() < 0.1
 
 
+@pytest.mark.slow
 def test_a_seed_is_a_figure(quick):
     first = pixels(sketch(seed=0, depth=2, leaf_width=3))
     assert first == pixels(sketch(seed=0, depth=2, leaf_width=3))
     assert first != pixels(sketch(seed=1, depth=2, leaf_width=3))
 
 
+@pytest.mark.slow
 def test_panels_are_the_sketch_in_three_figures(quick):
     whole, parts = sketch(depth=2, leaf_width=3), panels(depth=2, leaf_width=3)
     assert [part.axes[0].get_title() for part in parts] == [axes.get_title() for axes in whole.axes]

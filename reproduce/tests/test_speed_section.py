@@ -15,6 +15,7 @@ def tables():
     return speed_section.speed(Section("speed", "Speed", "", ""), bench_rows()).tables
 
 
+@pytest.mark.slow
 def test_speed_ups_by_depth_and_batch_are_those_of_the_rows(tables):
     table = tables[0]
     assert "768 → 768, leaf width 32" in table.caption
@@ -34,6 +35,7 @@ def test_speed_ups_by_depth_and_batch_are_those_of_the_rows(tables):
     assert shown == sum(map(speed_section.is_bert, by_size))
 
 
+@pytest.mark.slow
 def test_a_cpu_comes_first_and_other_machines_are_folded(tables):
     assert next(iter(speed_section.trees(bench_rows()).values())).popitem()[1]["device"] == "cpu"
     assert [table.folded for table in tables] == [False, *[True] * (len(tables) - 1)]

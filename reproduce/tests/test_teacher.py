@@ -22,6 +22,7 @@ def twins(settings=TAUGHT):
     return [teacher.teacher_of(case) for case in taught(settings=settings)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_dense_twin_teaches(stripes, device, tmp_path):
     """A tree starts as its dense twin, learns from its answers and not from the labels, and shares it with others."""
@@ -61,6 +62,7 @@ def test_a_dense_twin_does_not_depend_on_whom_it_teaches():
     assert twins(dataclasses.replace(TAUGHT, **other)) == twins()
 
 
+@pytest.mark.slow
 def test_a_dense_twin_is_trained_once(stripes, monkeypatch, tmp_path):
     trained = []
     init = Training.__init__

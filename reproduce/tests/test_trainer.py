@@ -19,6 +19,7 @@ from fastff_reproduce.trainer import train
 SHARED = Path(os.environ.get("FASTFF_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
+@pytest.mark.slow
 def test_real_images_with_leaves_of_one_neuron():
     """USPS where it is at hand, else digits. One neuron tells no ten digits apart: only the tree can."""
     real = (SHARED / "usps").is_dir()
@@ -32,6 +33,7 @@ def test_real_images_with_leaves_of_one_neuron():
         assert result.inference_size == 6
 
 
+@pytest.mark.slow
 def test_a_broken_tree_would_not_pass(monkeypatch):
     """What the test above would see if every sample went to one leaf."""
     monkeypatch.setattr(members.Recipe, "loss", lambda self: 0.0)
@@ -42,6 +44,7 @@ def test_a_broken_tree_would_not_pass(monkeypatch):
     assert result.smallest_share == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["FF", "MoE", "FFF"])
 def test_models_learn_and_are_measured(model):
     depth = {"FF": 0, "MoE": 0, "FFF": 3}[model]
@@ -65,6 +68,7 @@ def test_models_learn_and_are_measured(model):
             assert all((count == 8) == (0 < share <= 1) for (count,), (share,) in zip(used, shares, strict=True))
 
 
+@pytest.mark.slow
 def test_goals_measure_what_they_are_for():
     (memory,) = train(cases(seeds=[0], goal="M_A"), device="cpu", root=None)
     assert (memory.G_A, memory.ETT) == (None, None)
@@ -74,6 +78,7 @@ def test_goals_measure_what_they_are_for():
     assert general.G_A > 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch, device):
     """With noise, transposition, averaging and a rate that halves: everything that could go wrong."""
@@ -97,6 +102,7 @@ def test_a_training_goes_on_where_it_was_stopped(tmp_path, monkeypatch, device):
         train(cases(seeds=[5, 6]), device=device, root=None, checkpoint=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_short_training_is_not_averaged_with_its_start(optimizer):
     rate = {"adam": 3e-3, "sgd": 0.2}[optimizer]
@@ -122,6 +128,7 @@ def test_cases_that_do_not_belong_together():
         train([*cases(seeds=[0]), *cases(seeds=[1], rate=0.5)], device="cpu", root=None)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on(tmp_path):
     """kill -9 in the middle, run again: the rows of a sweep that nobody killed, none twice."""
 

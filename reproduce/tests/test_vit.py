@@ -121,6 +121,7 @@ def test_in_evaluation_a_leaf_answers_only_for_the_images_that_visit_it():
     assert torch.equal(changed, visits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

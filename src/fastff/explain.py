@@ -12,7 +12,7 @@ from .tensors import SoftOptions
 
 @dataclass(frozen=True)
 class Explanation:
-    """The backend that runs a layer on an input; `str()` says it in words."""
+    """The backend that runs a layer on an input; print it for a summary."""
 
     mode: str  # "hard" (eval) or "soft" (train)
     backend: str
@@ -29,7 +29,7 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
     """Which backend runs `layer(x)` now, with the present autograd and autocast settings, and why."""
     if not isinstance(layer, FFF):
         raise TypeError(
-            f"explain expects an FFF layer; got {type(layer).__name__}. Pass one of the model's: model.modules()."
+            f"explain expects an FFF layer; got {type(layer).__name__}. Pass a single FFF layer of the model."
         )
     if layer.training:
         options = SoftOptions(dropout=layer.dropout)
@@ -40,6 +40,6 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
     name = next(name for name, one in BACKENDS.items() if one is backend)
     how = backend.describe(request)
     if request.kind == "hard" and request.needs_grad and not backend.HAS_GRADIENT:
-        how += "; backward runs the visited leaves again, in torch (torch.no_grad() spares the preparations)"
+        how += "; backward runs the visited leaves again, in torch (use torch.no_grad() to avoid this)"
     others = {other: BACKENDS[other].why_not(request) for other in ("native", "triton") if other != name}
     return Explanation(request.kind, name, reason, how, {other: why for other, why in others.items() if why})

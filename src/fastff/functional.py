@@ -58,7 +58,7 @@ def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, 
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:
-    """The hard pass of x (..., in): one node a level, then one leaf."""
+    """The hard pass of x (..., in): one node per level, then one leaf."""
     request = hard_request(x, tree, leaves, activation)
     if request.autocast is None:
         return restore(_run(request), x)

@@ -217,7 +217,7 @@ class FFF(nn.Module):
         self.temperature_tensor.fill_(value)
 
     def freeze_tree_(self) -> "FFF":
-        """Fix the boundaries: the leaves train on, the nodes do not (the paper's h = infinity)."""
+        """Fix the boundaries: the leaves keep training, the nodes do not (the paper's h = infinity)."""
         for parameter in self.tree_parameters():
             parameter.requires_grad_(False)
         return self
@@ -286,7 +286,7 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
     found = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FFF)}
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no FFF layer. Put one in, as fastff.FFF(in_features, out_features, "
+            f"{type(model).__name__} has no FFF layer. Add one, for example fastff.FFF(in_features, out_features, "
             "depth=..., leaf_width=...), or pass the model that has one."
         )
     return found

@@ -88,6 +88,7 @@ def test_properties(backend, size, data):
             torch.testing.assert_close(only(x[b]), layer(x[b]), **TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "mode", "dtype"),
     [
@@ -396,6 +397,7 @@ def test_a_chosen_backend_that_cannot_serve_says_so():
     layer.train()(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"bias": False, "node_width": 2, "activation": "swiglu"}])
 def test_opcheck(options):
     layer = make(dtype=torch.float32, **options).requires_grad_(False)

@@ -227,6 +227,7 @@ def test_callers_share_the_library(threads):
         assert all(pool.map(run, range(24)))
 
 
+@pytest.mark.slow
 @needs_library
 def test_survives_a_fork():
     """One thread needs no OpenMP, which hangs in a child of a process that has used it."""
@@ -292,6 +293,7 @@ def test_plan_knows_when_its_weights_have_moved():
     assert plan.hold(weights) is None
 
 
+@pytest.mark.slow
 def test_installs_without_a_compiler(tmp_path):
     """It installs, imports, computes, and says why the native backend is not there."""
     if not shutil.which("cmake"):
@@ -336,6 +338,7 @@ def test_refuses_msvc(tmp_path):
     assert "pip installs the package without the native backend" in message
 
 
+@pytest.mark.slow
 def test_sanitizers():
     """No read or write beside a buffer, no undefined behaviour: tests/native/check.cpp under ASan and UBSan."""
     if not shutil.which("cmake") or not (shutil.which(os.environ.get("CXX", "c++")) or shutil.which("clang++")):

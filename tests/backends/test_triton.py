@@ -51,6 +51,7 @@ def test_equals_the_reference(way, activation, node_width, bias):
     check(layer, torch.randn(batch, 7, device=DEVICE), WAYS[way])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("depth", [0, 1, 5])
 @pytest.mark.parametrize("batch", [0, 1, 33])
@@ -69,6 +70,7 @@ def test_sizes(way, activation, sizes, leaf_width):
     check(layer, torch.randn(5, sizes[0], device=DEVICE), WAYS[way])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("node_width", [1, 2])
 def test_inputs_that_do_not_fit_into_registers(way, node_width, monkeypatch):
@@ -91,6 +93,7 @@ def test_rounds(rounds, warps):
     check(layer, torch.randn(6, 7, device=DEVICE), Launch(False, round=rounds, warps=warps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["alone", "grouped", "sorted"])
 def test_one_leaf_takes_all(way, monkeypatch):
     if way == "sorted":
@@ -100,6 +103,7 @@ def test_one_leaf_takes_all(way, monkeypatch):
     check(layer, torch.randn(33, 7, device=DEVICE), WAYS.get(way, GROUPED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_logit_of_zero_goes_right_and_nan_left(way):
     layer = layer_of(7, 5, depth=3, leaf_width=3)
@@ -129,6 +133,7 @@ def test_infinite_input(way):
     torch.testing.assert_close(y, reference.hard(x, layer.tree, layer.leaves, "relu")[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("listed", [True, False])
 def test_visit_and_route(grouped, listed, monkeypatch):
@@ -148,6 +153,7 @@ def test_visit_and_route(grouped, listed, monkeypatch):
     assert triton.visit(x[:0], leaf[:0], layer.leaves, "tanh").shape == (0, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [ALONE, GROUPED, GROUPED._replace(top=3), GROUPED._replace(top=6, tile=32)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype, way):
@@ -258,6 +264,7 @@ print("built")
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_a_gpu_that_is_not_there():
     """With the launch parameters of small, middling and large batches."""
     run = without_interpreter(AHEAD_OF_TIME)

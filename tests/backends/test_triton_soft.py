@@ -56,6 +56,7 @@ def test_equals_the_reference(activation, depth, leaf_width, bias, straight_thro
         torch.testing.assert_close(value, wanted, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_transposition_uses_the_mask():
     """The same seed draws the same mask on both sides, so the outputs agree sample by sample."""
     layer = make(7, 5, depth=3, leaf_width=2, dtype=torch.float32, scale=4.0).to(DEVICE)
@@ -67,6 +68,7 @@ def test_transposition_uses_the_mask():
     assert not torch.allclose(ours[0], untouched[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     """No worse than twice the reference in that dtype, both against float64."""
@@ -100,6 +102,7 @@ def test_huge_logits_and_bad_values(size, everywhere):
     torch.testing.assert_close(y[rest], clean[rest])
 
 
+@pytest.mark.slow
 def test_in_the_layer(everywhere):
     """Through FFF: losses, an empty batch, leading dimensions, torch.compile without a break."""
     torch._dynamo.reset()
@@ -124,6 +127,7 @@ def test_second_derivatives_are_refused(everywhere):
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck(flip, bias):
@@ -169,6 +173,7 @@ print("built")
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_a_gpu_that_is_not_there():
     run = without_interpreter(AHEAD_OF_TIME)
     assert run.stdout.strip() == "built", run.stderr

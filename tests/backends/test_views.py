@@ -93,6 +93,7 @@ def expected(layer, x):
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
+@pytest.mark.slow
 @settings(max_examples=CASES, deadline=None)
 @given(size=sizes, steps=steps, batch=st.sampled_from([1, 2, 7]), seed=st.integers(0, 10**6))
 def test_any_view(size, steps, batch, seed):

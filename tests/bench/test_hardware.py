@@ -9,6 +9,7 @@ from fastff import bench
 from fastff.bench import OtherLoad, free_threads
 
 
+@pytest.mark.slow
 def test_other_processes_are_noticed():
     """One that never rests is seen; this one is not counted."""
     if OtherLoad().cores() is None:

@@ -90,6 +90,7 @@ def test_budgets_of_time():
     assert rank(choices) == choices
 
 
+@pytest.mark.slow
 def test_times_are_measured_beside_the_dense_layer():
     steps = []
     found = plan(24, 16, 64, speedup=1e-6, batch=3, seconds=0.02, progress=lambda *step: steps.append(step))

@@ -6,6 +6,7 @@ from fastff.bench import rows as store
 SMALL = Case(in_features=20, out_features=12, leaf_width=4, depth=3, batch=33)
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_from_rows(tmp_path):
     """Figures of the size that has three depths, of its last rows; the other size has too few."""
     pytest.importorskip("matplotlib")

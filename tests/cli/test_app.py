@@ -117,6 +117,7 @@ def test_help_is_short_for_every_command(command):
     assert "-h" in short.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_narrow_terminal_shows_every_number(width, monkeypatch):
     """At 60 columns models lost their names, and times their digits: 65.5 to …"""
@@ -135,6 +136,7 @@ def test_the_version():
     assert (done.exit_code, done.stdout) == (0, f"fastff {fastff.__version__}\n")
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command():
     run = subprocess.run([sys.executable, "-m", "fastff", "--help"], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
@@ -142,6 +144,7 @@ def test_the_module_is_the_command():
     assert 'fastff = "fastff.cli:main"' in (ROOT / "pyproject.toml").read_text()
 
 
+@pytest.mark.slow
 def test_without_typer_one_line_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; import fastff.cli; fastff.cli.main()"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -149,6 +152,7 @@ def test_without_typer_one_line_says_what_to_install():
     assert run.stderr == 'The command line of fastff needs typer: pip install ".[cli]" in a checkout of fastff\n'
 
 
+@pytest.mark.slow
 def test_importing_the_layers_imports_no_command_line():
     code = "import sys, fastff; print([n for n in ('typer', 'rich', 'matplotlib', 'fastff.bench') if n in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -37,6 +37,7 @@ def test_a_file_gets_the_rows_that_the_table_leaves_out(tmp_path):
     assert pairs == bench.planned(bench.MODELS, [*available(), "auto"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [SIZE, "bench table3 --depth 7 --device cpu --budget 0.3 --samples 5"])
 def test_json_and_csv_have_all_columns(command):
     done = fastff_(f"{command} --format json")
@@ -130,6 +131,7 @@ def test_cuda_without_a_gpu_is_refused():
     assert "needs a GPU" in done.output
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_paper_are_beside_ours():
     done = fastff_("bench table3 --backend aten --model FF,FFF --device cpu --budget 5 --samples 5")
     assert done.exit_code == 0, done.output
@@ -151,6 +153,7 @@ def test_the_tables_of_the_paper_are_beside_ours():
     assert re.search(r"│ +8 │ +[\d.]+x \(1.07x\) │ +- \(1.16x\)", line)
 
 
+@pytest.mark.slow
 def test_figures(tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "rows.csv"

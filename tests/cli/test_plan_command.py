@@ -12,6 +12,7 @@ from cli_helpers import cells, fastff_
 from fastff.bench import Choice
 
 
+@pytest.mark.slow
 def test_the_table_has_what_a_choice_is_made_by_and_csv_has_all():
     command = "plan --in 24 --out 16 --width 64 --neurons 12 --device cpu --deeper 0"
     done = fastff_(command)
@@ -26,6 +27,7 @@ def test_the_table_has_what_a_choice_is_made_by_and_csv_has_all():
     assert rows[0]["training_size"] == "71"
 
 
+@pytest.mark.slow
 def test_plan_as_a_table_and_as_json():
     done = fastff_("plan --in 24 --out 16 --width 64 --neurons 12 --device cpu --deeper 0 --all")
     assert done.exit_code == 0, done.output
@@ -50,6 +52,7 @@ def test_plan_as_a_table_and_as_json():
         assert choice["fits"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "note"),
     [
@@ -70,6 +73,7 @@ def test_a_plan_of_layers_that_cannot_exist_recommends_none(sizes, note):
         assert format != "json" or not any(choice["fits"] for choice in json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_a_budget_of_neurons_leaves_out_what_cannot_fit():
     """`plan --deeper 16 --neurons 1` built layers of many GiB for minutes, though none could fit the budget."""
     done = fastff_("plan --in 768 --out 768 --width 3072 --deeper 16 --neurons 1 --device cpu --format json")

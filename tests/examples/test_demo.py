@@ -10,6 +10,7 @@ for needed in ("matplotlib", "rich", "typer", "jinja2", "sklearn"):
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 
 
+@pytest.mark.slow
 def test_the_demo_prints_its_tables_and_ends_in_the_page(tmp_path):
     page = tmp_path / "new" / "report.html"
     command = [sys.executable, str(DEMO), "--quick", "--store", str(tmp_path / "demo.sqlite"), "--output", str(page)]

@@ -46,6 +46,7 @@ def text(language, done):
     return language.read_text(o.text, o.limit, o.vocabulary, o.context)
 
 
+@pytest.mark.slow
 def test_dense_and_fff_learn_more_than_frequencies(done, text):
     o, rows = done
     assert text.unigram_loss() < math.log(o.vocabulary)
@@ -110,6 +111,7 @@ def test_models_of_a_family_differ_in_their_feedforward_blocks_alone(language, d
     assert all(torch.equal(dense[name], fff[name]) for name in common)
 
 
+@pytest.mark.slow
 def test_held_out_files_are_held_out_and_too_little_text_is_an_error(language, tmp_path):
     read_files = importlib.import_module("language_text").read_files
     sets = read_files(None, 1_000_000)

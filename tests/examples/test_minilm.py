@@ -117,6 +117,7 @@ def test_sentences_are_found_once_and_not_in_both_texts(minilm, tmp_path):
     assert text.collect(tmp_path, {"tests"}, None, without={text.bare(found[0])}) == found[1:]
 
 
+@pytest.mark.slow
 def test_a_size_is_run_once_and_told_in_full(minilm, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(minilm, "read_text", lambda limit, held_out, seed: (texts(limit), texts(held_out, seed=1)))
     rows, picture = tmp_path / "new" / "rows.csv", tmp_path / "picture.svg"

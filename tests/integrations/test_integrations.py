@@ -117,6 +117,7 @@ class Ordered(FFFTrainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("kind", [Tiny, Scaled])
 def test_trainer_does_what_a_loop_does(tmp_path, kind, accumulate):
@@ -137,6 +138,7 @@ def test_trainer_does_what_a_loop_does(tmp_path, kind, accumulate):
     assert model.fff.temperature == 1000  # the recipe has come to its end
 
 
+@pytest.mark.slow
 def test_trainer_logs_entropies_and_usage(tmp_path):
     model = Tiny()
     callback = with_transformers.FFFCallback(samples()[0], **OPTIONS)
@@ -173,6 +175,7 @@ def test_trainer_starts_balanced_and_ends_without_noise(tmp_path):
     assert not model.fff._forward_pre_hooks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "sharing"), [(0.0, 0.0), (0.8, 0.5)])
 def test_trainer_resumes_exactly(tmp_path, noise, sharing):
     """Twelve steps at once, and six, a new process's objects, and six more: bit-equal, noise and rebalancing in."""
@@ -198,6 +201,7 @@ def test_trainer_resumes_exactly(tmp_path, noise, sharing):
     assert last[0] == last[1]
 
 
+@pytest.mark.slow
 def test_trainer_without_the_mixin_is_an_error(tmp_path):
     """The losses would be missing, and nothing would show it."""
     callback = with_transformers.FFFCallback(**OPTIONS)
@@ -210,6 +214,7 @@ def test_trainer_without_the_mixin_is_an_error(tmp_path):
         with_transformers.FFFCallback(balence=0.1)
 
 
+@pytest.mark.slow
 def test_a_trainer_class_and_a_model_of_transformers(tmp_path):
     """The mixin on another class, a Bert with an FFF in it, an evaluation on the way: its loss is the task's alone."""
     config = BertConfig(

@@ -57,6 +57,7 @@ def test_round_trip_of_any_module(dtype, tmp_path):
         fastff.load_(fresh, tmp_path)  # it is operated on already
 
 
+@pytest.mark.slow
 def test_a_fresh_process_loads_it(tmp_path):
     model = operated("llama")
     save_pretrained(model, tmp_path)

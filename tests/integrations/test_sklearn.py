@@ -20,11 +20,13 @@ COUNTED = {
 }
 
 
+@pytest.mark.slow
 @parametrize_with_checks([FFFClassifier(**SHORT), FFFRegressor(**SHORT)], expected_failed_checks=lambda _: COUNTED)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
+@pytest.mark.slow
 def test_digits():
     x, y = load_digits(return_X_y=True)
     x, new, y, wanted = train_test_split(x, y, random_state=0)
@@ -39,12 +41,14 @@ def test_digits():
 FOLDS = KFold(4, shuffle=True, random_state=0)
 
 
+@pytest.mark.slow
 def test_iris():
     x, y = load_iris(return_X_y=True)
     model = FFFClassifier(noise=0.2, random_state=0)
     assert cross_val_score(model, x, np.array(["a", "b", "c"])[y], cv=FOLDS).mean() >= 0.9
 
 
+@pytest.mark.slow
 def test_diabetes():
     """R2 in half the default's epochs; scikit-learn's Ridge() has 0.41 on these folds, its MLPRegressor() 0.22."""
     x, y = load_diabetes(return_X_y=True)
@@ -79,6 +83,7 @@ def test_standardize_false_leaves_inputs_alone():
     assert (model.apply(x) == expected).all()
 
 
+@pytest.mark.slow
 def test_random_state_fixes_the_result_and_no_generator_is_touched():
     x, y = rings()
     torch.manual_seed(3)
@@ -235,6 +240,7 @@ def test_prediction_stays_on_the_device_of_the_training():
     np.testing.assert_array_equal(model.set_params(device="meta").predict(x), answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e200, 1e307, 1e-200, 1e-300])
 def test_standardised_features_and_targets_may_have_any_scale(scale):
     """Squares of such numbers are infinite, or 0: the features then seemed constant."""
@@ -249,6 +255,7 @@ def test_standardised_features_and_targets_may_have_any_scale(scale):
     np.testing.assert_allclose(plain, scaled, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_huge_value_spoils_no_other_feature():
     x, y = rings()
     x = np.concatenate([x, np.zeros((len(x), 1))], 1)
@@ -272,6 +279,7 @@ def test_values_that_float32_cannot_hold_are_refused():
             model.predict_proba(x * scale)
 
 
+@pytest.mark.slow
 def test_samples_of_little_weight_count_little_in_every_batch():
     """A batch of them counted as much as any other: its loss was divided by its own weights."""
     x, y = rings()
@@ -282,6 +290,7 @@ def test_samples_of_little_weight_count_little_in_every_batch():
     assert (FFFClassifier(**SHORT, random_state=0).fit(x, y, weight * 1e300).predict(x) == 0).all()
 
 
+@pytest.mark.slow
 def test_samples_count_by_their_weight():
     """Where the same point has both labels, the heavier one wins; a sample of weight 0 is as if it were not there."""
     x, y = rings()

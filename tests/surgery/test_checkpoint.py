@@ -44,6 +44,7 @@ def files_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [["--kills", "40", "--pairs", "10"], ["--pretrained", "--kills", "8", "--pairs", "4"]],
@@ -121,6 +122,7 @@ def test_a_save_that_fails_leaves_the_old_one(case, there, tmp_path, monkeypatch
         assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow(tmp_path):
     """A true failure of write(2), by a limit of the process: one error, the old save, no leftovers."""
     old = encoder(depth=1)

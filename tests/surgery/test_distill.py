@@ -11,6 +11,7 @@ import fastff
 from surgery_models import build, encoder, varied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [False, True])
 def test_leaves_from_data_are_near_the_block_at_once_and_nearer_after_distillation(gated):
     torch.manual_seed(0)

@@ -56,6 +56,7 @@ def test_the_pass_for_learning_is_the_hard_pass_with_its_derivative(activation, 
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 def test_a_teacher_brings_the_output_nearer_than_layer_by_layer():
     model, dense, report, data = operated()
     before = missed(model, dense, data)
@@ -114,6 +115,7 @@ def test_a_training_that_diverges_is_said_and_leaves_nothing_behind(taught):
     assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_one_layer_may_be_put_back_and_another_kept():
     """The first layer's leaves are as wide as its block: nothing is left to learn there."""
     model, _, report, data = operated(blocks=1, leaf_width=8)
@@ -134,6 +136,7 @@ def test_one_layer_may_be_put_back_and_another_kept():
     assert all(name.startswith("1.0.mlp.leaf") for name in changed)
 
 
+@pytest.mark.slow
 def test_a_distillation_prints_as_people_read():
     """`misses 7.4 %` and `0.0 -> 0.0` were two measures under one name."""
     model, dense, report, data = operated()
@@ -182,6 +185,7 @@ def test_losses_that_cannot_teach(loss, message):
     assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own():
     model, dense, report, data = operated()
     seen = []

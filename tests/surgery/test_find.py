@@ -161,6 +161,7 @@ def compiled():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case):
     make, message = REFUSED[case]

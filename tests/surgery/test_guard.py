@@ -21,6 +21,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 from fastff.integrations.transformers import from_pretrained, save_pretrained  # noqa: E402
 
 
+@pytest.mark.slow
 def test_transformers_own_from_pretrained_names_fastff(tmp_path):
     """It would draw the dense blocks at random. It said that there is no model.safetensors, and not why."""
     save_pretrained(operated("bert"), tmp_path)
@@ -97,6 +98,7 @@ def test_a_surgery_that_was_undone_leaves_no_warning(tmp_path, monkeypatch):
         model.save_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_warning_keeps_no_model_in_memory():
     """A reference to the model from itself would keep it, and its GPU memory, until the collector comes by."""
     gc.collect()

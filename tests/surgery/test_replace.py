@@ -308,6 +308,7 @@ def test_data_belongs_to_its_init():
         fastff.replace_(model, depth=1, data=torch.randn(4, 8))
 
 
+@pytest.mark.slow
 def test_it_learns_and_hardens():
     """From dense weights to a tree whose evaluation is as good: the point of it all."""
     torch.manual_seed(0)

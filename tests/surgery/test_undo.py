@@ -128,6 +128,7 @@ def test_replace_interrupted_at_any_line_leaves_the_model_unchanged(family):
     attack(make, call, tries=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taught", [True, False])
 @pytest.mark.parametrize("family", ["encoder", "bert", "llama", "timm"])
 def test_distill_interrupted_at_any_line_leaves_the_model_unchanged(family, taught):
@@ -167,6 +168,7 @@ def test_apply_interrupted_at_any_line_leaves_the_model_unchanged():
     attack(lambda: build("encoder")[0], call, tries=40)
 
 
+@pytest.mark.slow
 def test_load_interrupted_at_any_line_leaves_the_model_unchanged(tmp_path, monkeypatch):
     """After the last tensor was set, Ctrl-C put the modules back, and left the new weights in the others."""
     pytest.importorskip("safetensors")
@@ -243,6 +245,7 @@ def test_a_dense_block_of_a_report_whose_memory_was_freed():
         fastff.distill_(model, report, torch.randn(64, 256), steps=2, progress=False)
 
 
+@pytest.mark.slow
 def test_threads_leave_the_switches_of_the_process_alone():
     """Each noted what another thread had turned: the fused encoder layer and the compiler stayed off for the whole
     process, and the random generator went on from the seed of a probe."""

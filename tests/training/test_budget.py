@@ -1,5 +1,6 @@
 """A recipe rebalances no more often than its share of the work allows."""
 
+import pytest
 import torch
 
 import fastff
@@ -39,6 +40,7 @@ def test_the_last_step_rebalances_whatever_it_costs():
     assert smallest_share(model, x) >= 0.1
 
 
+@pytest.mark.slow
 def test_going_on_from_a_state_is_the_same_training():
     """Also when rebalancing is postponed: the work so far is part of the state."""
 

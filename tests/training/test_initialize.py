@@ -156,6 +156,7 @@ def test_errors_change_nothing():
         assert torch.equal(value, before[name])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),

@@ -21,6 +21,7 @@ def forward(layer, batch=7):
     return x
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     depth=st.integers(0, 4),
@@ -126,6 +127,7 @@ def test_accumulation_equals_one_large_batch():
     torch.testing.assert_close(ours, layer.node_weight.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_step", [False, True])
 def test_losses_under_compile(whole_step):
     torch._dynamo.reset()
@@ -174,6 +176,7 @@ def test_losses_inside_an_ensemble():
         torch.testing.assert_close(grads["node_weight"][i], expected)
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_model_compiled_or_not():
     model = two_layers()
     compiled = torch.compile(model, backend="eager")

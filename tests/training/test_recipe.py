@@ -34,6 +34,7 @@ def train(model, x, y, steps, **options):
     return recipe
 
 
+@pytest.mark.slow
 def test_two_lines_in_a_loop():
     """It learns, every leaf is used, the mixture says what the hard route says, and evaluation is not blurred."""
     torch.manual_seed(0)

@@ -86,11 +86,10 @@ def _replace(request: Request, error: Exception) -> None:
 
 
 class backend:
-    """Choose the backend by name: until the next call as a call, or for a block as a context manager.
+    """Choose the backend by name: for a `with` block, or without `with` until the next `fastff.backend(...)`.
 
-    `fastff.backend("reference")`; `with fastff.backend("reference"): ...`. "auto" is the default. The choice holds for
-    the process. Blocks may overlap, as in several threads: the newest open block counts. A name that is not available
-    here raises, and so does a pass that the backend cannot run.
+    "auto" is the default. The choice holds for the process. Blocks may overlap, as in several threads: the newest open
+    block counts. A name that is not available here raises, and so does a pass that the backend cannot run.
     """
 
     def __init__(self, name: str) -> None:
