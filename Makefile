@@ -14,7 +14,7 @@ test: $(READY)
 
 # The library's quick tests, for while you work: under a minute.
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 -q -m "not gpu and not slow" tests --ignore tests/examples
+	$(BIN)/python -m pytest -n 2 -q -m "not gpu and not slow" tests --ignore tests/examples --ignore tests/integrations
 
 # On a machine with CUDA, with the torch that is installed there.
 test-gpu:

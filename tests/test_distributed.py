@@ -21,9 +21,12 @@ import fastff
 from fastff.optim import LocalSGD
 from helpers import make
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
+    ),
+]
 
 LIMIT = 120  # seconds; 6 to 13 are needed on two busy cores of a Xeon
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}

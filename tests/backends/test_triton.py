@@ -8,6 +8,8 @@ from fastff.backends import reference, triton, triton_hard
 from fastff.backends.triton_hard import Launch
 from helpers import ACTIVATIONS, make, plain_hard, relative_error, request, without_interpreter
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALONE = Launch(False, round=2, warps=4)

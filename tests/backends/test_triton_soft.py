@@ -8,6 +8,8 @@ from fastff.backends import choose, triton, triton_soft
 from fastff.tensors import SoftOptions
 from helpers import ACTIVATIONS, make, request, without_interpreter
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
