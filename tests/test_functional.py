@@ -1,6 +1,8 @@
 import copy
 import io
 import pickle
+import threading
+import time
 import weakref
 
 import pytest
@@ -394,3 +396,64 @@ def test_a_sparse_input_is_refused():
         for call in (layer, lambda x: fastff.explain(layer, x)):
             with pytest.raises(TypeError, match="dense tensor; got the layout"):
                 call(x.to_sparse())
+
+
+@pytest.mark.parametrize("name", ["hard", "route", "visit"])
+def test_a_symbolic_trace_holds_for_any_batch(name):
+    """A comparison of the batch size fixed it: a route traced at 5 samples gave 5 leaves for 9."""
+    layer = make(16, 8, dtype=torch.float32).eval().requires_grad_(False)
+
+    def run(x):
+        if name == "hard":
+            return functional.hard(x, layer.tree, layer.leaves)
+        if name == "route":
+            return functional.route(x, layer.tree)
+        return functional.visit(x, (x[:, 0] > 0).long(), layer.leaves, "relu")
+
+    traced, x = (
+        make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.randn(5, 16)),
+        torch.randn(9, 16),
+    )
+    torch.testing.assert_close(traced(x), run(x), **CLOSE)
+
+
+def test_a_subclass_may_compute_its_leaves():
+    """The plan of the parameters was used, and the subclass's own leaves ignored, in evaluation without gradients."""
+
+    class Doubled(fastff.FFF):
+        @property
+        def leaves(self):
+            return super().leaves._replace(out_bias=2 * self.leaf_out_bias)
+
+    layer, x = Doubled(5, 4, depth=2, leaf_width=3).eval(), torch.randn(6, 5)
+    with torch.no_grad():
+        layer(x)
+        quick = layer(x)
+    torch.testing.assert_close(quick, layer(x).detach(), **CLOSE)
+
+
+@needs_native
+def test_threads_that_take_a_bias_away_and_give_it_back():
+    """The names of the parameters were kept apart from the plan: a call mixed the old plan with the new names."""
+    layer, x = make(dtype=torch.float32).eval().requires_grad_(False), torch.randn(1, 5)
+    bias, end, errors = layer.leaf_in_bias, time.monotonic() + 1, []
+
+    def swap():
+        while time.monotonic() < end:
+            layer.leaf_in_bias = None
+            layer.leaf_in_bias = bias
+
+    def call():
+        with torch.no_grad():
+            while time.monotonic() < end:
+                try:
+                    layer(x)
+                except Exception as error:
+                    errors.append(error)
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (swap, call, call)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors

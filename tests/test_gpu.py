@@ -241,7 +241,7 @@ def test_the_hard_pass_gives_the_same_numbers_at_every_run(dtype, batch, depth, 
 @pytest.mark.parametrize("way", ["alone", "grouped", "sorted"])
 def test_the_hard_pass_in_a_cuda_graph(way, monkeypatch):
     """Recorded once, it is right for other inputs, which go to other leaves; and it does not wait for the device."""
-    monkeypatch.setattr(triton_hard, "choose", lambda *_: ALONE if way == "alone" else GROUPED)
+    monkeypatch.setattr(triton_hard, "choose_launch", lambda *_: ALONE if way == "alone" else GROUPED)
     if way == "sorted":
         monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     layer = fastff.FFF(64, 48, depth=5, leaf_width=8, device="cuda").eval()

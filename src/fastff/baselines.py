@@ -165,14 +165,7 @@ class MoE(nn.Module):
 
     @property
     def _experts(self) -> Leaves:
-        return Leaves(
-            self.expert_in_weight,
-            self.expert_in_bias,
-            self.expert_out_weight,
-            self.expert_out_bias,
-            self.expert_gate_weight,
-            self.expert_gate_bias,
-        )
+        return Leaves._make(getattr(self, f"expert_{name}") for name in Leaves._fields)
 
     @property
     def training_width(self) -> int:

@@ -17,7 +17,7 @@ from .backends import Request, choose, ops, run, torch_backend
 from .backends.request import needs_grad
 from .backends.visited import run_with_gradient
 from .checks import check_number, check_probability
-from .tensors import Leaves, Parts, Soft, SoftOptions, Tree, cast
+from .tensors import Leaves, Parts, Soft, SoftOptions, Tree, alias, cast
 from .validate import check_fit, check_input, check_layer, check_leaf, check_tree
 
 __all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit", "walk"]
@@ -54,16 +54,17 @@ def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, 
     dtype = autocast_dtype(flat)
     if dtype is not None:
         flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
-    return Request.make("soft", flat, tree, leaves, activation, options=options, autocast=dtype)
+    return Request.make("soft", flat, tree, leaves, activation, options=options)
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:
     """The hard pass of x (..., in): one node per level, then one leaf."""
     request = hard_request(x, tree, leaves, activation)
-    if request.autocast is None:
+    dtype = autocast_dtype(x)
+    if dtype is None:
         return restore(_run(request), x)
-    with no_autocast(request.x):
-        return restore(_run(request).to(request.autocast), x)
+    with no_autocast(x):
+        return restore(_run(request).to(dtype), x)
 
 
 def hard_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Request:
@@ -74,8 +75,7 @@ def hard_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) 
     tree, leaves = snapshot(tree), snapshot(leaves)
     check_fit(tree, leaves, activation)
     flat = flatten(x, tree.weight)
-    autocast = autocast_dtype(flat)
-    return Request.make("hard", flat.to(tree.weight.dtype), tree, leaves, activation, autocast=autocast)
+    return Request.make("hard", flat.to(tree.weight.dtype), tree, leaves, activation)
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
@@ -87,16 +87,16 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
 
 
 def _run(request: Request) -> Tensor:
-    """A hard pass, or a visit."""
-    if request.is_operation and request.leaves is not None:
-        first = (request.x, *(request.tree or ())) if request.leaf is None else (request.x, request.leaf)
-        operation = ops.hard if request.leaf is None else ops.visit
-        return operation(*first, *request.leaves, request.activation)
+    """The output of a hard pass or of a visit; the leaves of a route."""
+    if request.is_operation:
+        leaf = () if request.leaf is None else (request.leaf,)
+        given = (*leaf, *(request.tree or ()), *(request.leaves or ()))
+        return getattr(ops, request.kind)(request.x, *given, request.activation)
     backend, _ = choose(request)
-    if request.needs_grad:
+    if request.needs_grad and not backend.HAS_GRADIENT:
         return run_with_gradient(backend, request)
-    y: Tensor = run(backend, request)
-    return y if request.kind == "visit" else y[0]
+    found = run(backend, request)
+    return found[0] if request.kind == "hard" else found
 
 
 def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
@@ -106,10 +106,7 @@ def route(x: Tensor, tree: Tree, *, activation: Activation = "relu") -> Tensor:
     check_tree(tree)
     flat = flatten(x, tree.weight)
     with torch.no_grad(), no_autocast(flat):
-        request = Request.make("route", flat.to(tree.weight.dtype), tree, None, activation)
-        if request.is_operation:
-            return ops.route(request.x, *tree, activation).reshape(x.shape[:-1])
-        leaf: Tensor = run(choose(request)[0], request)
+        leaf = _run(Request.make("route", flat.to(tree.weight.dtype), tree, None, activation))
     return leaf.reshape(x.shape[:-1])
 
 
@@ -163,9 +160,6 @@ def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def snapshot(tensors: Parts) -> Parts:
-    """Aliases of tensors, where no gradient is asked for: another thread that sets `parameter.data` from here on does
-    not change what is checked and then read."""
+    """Aliases of tensors, where no gradient is asked for: what is checked is then what is read."""
     found = [t for t in tensors if t is not None]
-    if not is_plain(*found) or needs_grad(*found):
-        return tensors
-    return type(tensors)._make(None if t is None else t.data for t in tensors)
+    return tensors if not is_plain(*found) or needs_grad(*found) else alias(tensors)

@@ -57,6 +57,7 @@ class FFF(nn.Module):
     leaf_gate_weight: nn.Parameter | None
     leaf_gate_bias: nn.Parameter | None
     temperature_tensor: Tensor
+    _has_own_parameters = True  # False for a subclass that computes its tree or leaves
     # Whether data, a dense block or a file gave the tree and the leaves their weights: a Recipe then keeps them.
     fitted_tree: bool = False
     fitted_leaves: bool = False
@@ -121,6 +122,10 @@ class FFF(nn.Module):
         self._plans = PlanCache()
         self.reset_parameters()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._has_own_parameters = cls.tree is FFF.tree and cls.leaves is FFF.leaves
+
     def reset_parameters(self) -> None:
         """Draw all parameters as nn.Linear would for the networks they belong to; set the temperature to 1."""
         self.fitted_tree = self.fitted_leaves = False
@@ -138,7 +143,8 @@ class FFF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
-            y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
+            cached = self._has_own_parameters and not torch.compiler.is_compiling()
+            y = self._plans(x, self._parameters, self.activation) if cached else None
             return functional.hard(x, self.tree, self.leaves, activation=self.activation) if y is None else y
         output, logits, mixture = functional.soft(
             x,
@@ -261,22 +267,16 @@ class FFF(nn.Module):
         return made
 
     def extra_repr(self) -> str:
-        options: dict[str, Any] = {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "depth": self.depth,
-            "leaf_width": self.leaf_width,
-        }
         defaults: dict[str, Any] = {"node_width": 1, "bias": True, "dropout": 0.0, "transposition": 0.0}
         defaults |= {"sharing": 0.0, "decision": "soft"}
-        options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
-        if not isinstance(self.activation, nn.Module):
-            options["activation"] = self.activation
+        names = ["in_features", "out_features", "depth", "leaf_width"]
+        names += [name for name, default in defaults.items() if getattr(self, name) != default]
+        names += [] if isinstance(self.activation, nn.Module) else ["activation"]
         sizes = (
             f"training width {self.training_width}, size {self.training_size}; "
             f"inference width {self.inference_width}, size {self.inference_size}"
         )
-        return ", ".join(f"{name}={value!r}" for name, value in options.items()) + f"; {sizes}"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + f"; {sizes}"
 
 
 def fff_layers(model: nn.Module) -> dict[str, FFF]:
@@ -293,7 +293,7 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
 
 
 def mark_fitted(model: nn.Module) -> None:
-    """The FFF layers of a model have got their trees and leaves: a Recipe then keeps them."""
+    """Mark the FFF layers of a model as fitted, so that a Recipe keeps their trees and leaves."""
     for layer in fff_layers(model).values():
         layer.fitted_tree = layer.fitted_leaves = True
 

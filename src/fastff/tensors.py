@@ -55,5 +55,10 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def alias(tensors: Parts) -> Parts:
+    """The same memory: another thread that sets `parameter.data` from here on does not change these."""
+    return type(tensors)._make(None if t is None else t.data for t in tensors)
+
+
 def cast(tensors: Parts, dtype: torch.dtype) -> Parts:
     return type(tensors)._make(None if t is None else t.to(dtype) for t in tensors)

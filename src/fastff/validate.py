@@ -1,7 +1,6 @@
 """Do these tensors make a layer? Compiled kernels trust sizes, so every way to a kernel comes through here first.
 
-Each check raises with the constraint, what came, and where it helps the remedy. None of them reads a number out of a
-tensor, but `check_leaf`, which looks for leaves that do not exist.
+Each error names the constraint, the value and, where it helps, the remedy. Only `check_leaf` reads tensor values.
 """
 
 from collections.abc import Mapping
@@ -146,8 +145,9 @@ def _check_parts(name: str, tensors: Tree | Leaves, shapes: Mapping[str, tuple[i
 def check_leaf(leaf: Tensor, x: Tensor, leaves: Leaves) -> None:
     """Raise unless `leaf` names one of the leaves for each row of x.
 
-    On a GPU the numbers are compared there, and a wrong one ends the program's use of it, as torch's own indexing does:
-    bringing the answer here would make every call wait. A tracer and a torch.func transform cannot see numbers.
+    On a GPU the numbers are compared there, and a wrong one makes the GPU unusable for this process, as torch's own
+    indexing does: bringing the answer here would make every call wait. A tracer and a torch.func transform cannot see
+    numbers.
     """
     if not isinstance(leaf, Tensor):
         raise TypeError(f"leaf must be a tensor; got {type(leaf).__name__}. Convert it with torch.as_tensor.")
@@ -159,7 +159,7 @@ def check_leaf(leaf: Tensor, x: Tensor, leaves: Leaves) -> None:
         raise ValueError(f"leaf must have shape ({len(x)},), one for each row of x; got {tuple(leaf.shape)}.")
     if leaf.device != x.device:
         raise ValueError(f"x is on {x.device}, leaf on {leaf.device}. Move one of them.")
-    if not len(leaf) or leaf.is_meta or not in_eager() or is_watched():
+    if leaf.is_meta or not in_eager() or is_watched() or not len(leaf):
         return
     count = len(leaves.in_weight)
     if leaf.device.type != "cpu":

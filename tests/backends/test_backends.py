@@ -392,7 +392,7 @@ def test_a_chosen_backend_that_cannot_serve_says_so():
             make().eval()(x.double())
         with pytest.raises(ValueError, match="cannot run this hard pass: it has kernels for named activations only"):
             make(dtype=torch.float32, activation=torch.sin).eval()(x)
-        with pytest.raises(ValueError, match=r"backend='native' cannot run this soft pass: it has the hard pass alone"):
+        with pytest.raises(ValueError, match=r"backend='native' cannot run this soft pass: it only has the hard pass"):
             layer.train()(x)
     layer.train()(x)
 

@@ -140,7 +140,7 @@ def test_infinite_input(way):
 @pytest.mark.parametrize("listed", [True, False])
 def test_visit_and_route(grouped, listed, monkeypatch):
     """Alone, as MoE and `layer.route` use them; also with inputs and leaves that are not contiguous."""
-    monkeypatch.setattr(triton_hard, "choose", lambda *_: GROUPED if grouped else ALONE)
+    monkeypatch.setattr(triton_hard, "choose_launch", lambda *_: GROUPED if grouped else ALONE)
     if not listed:
         monkeypatch.setattr(triton_hard, "_MOST_LISTED", 0)
     layer = layer_of(7, 5, depth=3, leaf_width=3, activation="tanh")
@@ -180,7 +180,7 @@ def test_choice_of_the_way():
 
     def choose(batch, depth, leaf_width=32, dtype=torch.bfloat16, node_width=1, features=768):
         x = torch.empty(batch, features, dtype=dtype, device="meta")
-        return triton_hard.choose(x, 2**depth, 2 * leaf_width * features, node_width)
+        return triton_hard.choose_launch(x, 2**depth, 2 * leaf_width * features, node_width)
 
     assert not choose(1, 5).grouped
     assert not choose(32, 15).grouped
@@ -255,7 +255,7 @@ for dtype in (torch.float32, torch.bfloat16):
         for batch in (1, 4096, 65536) if (fan_in, dtype) == (768, torch.bfloat16) else (1, 65536):
             x = torch.empty(batch, fan_in, device="meta", dtype=dtype)
             leaf = torch.empty(batch, device="meta", dtype=torch.int64)
-            way = launch.choose(x, 2**depth, launch._leaf_weights(leaves), node_width)
+            way = launch.choose_launch(x, 2**depth, launch._leaf_weights(leaves), node_width)
             if not way.grouped:
                 launch._descend(x, leaf, tree, leaves, activation, way)
             else:

@@ -11,6 +11,8 @@ Each backend is a module with the same functions of tensors, x being (batch, in)
 
 `reference` is the specification. `aten` is torch operations arranged for speed, and runs anywhere. `native` is C++ on a
 CPU, for the hard pass. `triton` is a GPU's. HAS_GRADIENT says whether autograd sees through a backend's hard pass.
+`native` has no soft pass. `reference` and `aten` also have node_logits, mixture, walk, leaf_hidden and mix:
+`torch_backend` gives one of the two.
 """
 
 from . import aten, native, ops, reference, triton

@@ -173,8 +173,9 @@ def _arrangement(x: Tensor, leaves: Leaves) -> str:
 
 
 def describe(request: Request) -> str:
-    if request.kind == "soft" or request.leaves is None:
+    if request.kind == "soft":
         return "two matrix products, the derivative of the tree by hand"
+    assert request.leaves is not None  # explain describes whole passes
     return {
         "masked": "dense, all leaves run and those that were not reached are masked",
         "gathered": "the weights of each sample's leaf are copied together",

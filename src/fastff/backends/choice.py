@@ -43,17 +43,18 @@ def torch_backend() -> ModuleType:
 
 def choose(request: Request) -> tuple[ModuleType, str]:
     """The backend that runs a pass, and the reason."""
-    if _choice in ("reference", "aten"):
-        return BACKENDS[_choice], f"chosen by fastff.backend({_choice!r})"
+    choice = _choice  # once: another thread may change it
+    if choice in ("reference", "aten"):
+        return BACKENDS[choice], f"chosen by fastff.backend({choice!r})"
     if request.kind != "soft" and request.is_compiling:
         return aten, "a compiler sees torch operations"
-    # Without a name, a device has one backend of kernels; the soft pass has kernels on a GPU alone.
-    name = _choice if _choice != "auto" else "triton" if request.x.is_cuda or request.kind == "soft" else "native"
+    # auto: triton on a GPU and for every soft pass, native otherwise.
+    name = choice if choice != "auto" else "triton" if request.x.is_cuda or request.kind == "soft" else "native"
     reason: str = BACKENDS[name].why_not(request)
     if not reason:
         why = f"auto: the fastest on {request.x.device.type}"
-        return BACKENDS[name], why if _choice == "auto" else f"chosen by fastff.backend({name!r})"
-    if _choice == "auto":
+        return BACKENDS[name], why if choice == "auto" else f"chosen by fastff.backend({name!r})"
+    if choice == "auto":
         return aten, f"auto: {name} {reason}"
     kind = "soft" if request.kind == "soft" else "hard"
     raise ValueError(f"backend={name!r} cannot run this {kind} pass: it {reason}. fastff.backend('auto') would.")
@@ -69,11 +70,11 @@ def run(backend: ModuleType, request: Request) -> Any:
     except Exception as error:  # a compiler may raise anything
         if backend is not triton or not triton.is_failure(error):
             raise
-        _replace(request, error)
+        _warn_or_raise(request, error)
     return getattr(aten, request.kind)(*request.arguments)
 
 
-def _replace(request: Request, error: Exception) -> None:
+def _warn_or_raise(request: Request, error: Exception) -> None:
     x, leaves = request.x, request.leaves
     kind = "soft" if request.kind == "soft" else "hard"
     layer = "" if leaves is None else f" with leaves of shape {tuple(leaves.in_weight.shape)}"

@@ -3,8 +3,8 @@
 A few rows descend the tree together; the batch is then sorted by leaf, and each leaf reads its weights once for all of
 its rows. Threads, which are torch's own, share a single row if its leaf is large. Weights are read where torch keeps
 them, in float32 or bfloat16; every sum is a float32 one. A neuron that is 0, as half of them are behind relu, has its
-output weights left unread where few rows share a leaf (so one of these that is infinite or NaN leaves no trace there).
-Nothing here is differentiable: that is the caller's business.
+output weights left unread where few rows share a leaf (an infinite or NaN weight there has no effect). Nothing here is
+differentiable; visited.py adds the gradient.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import tree as heap
 from ..activations import Activation
-from ..tensors import Leaves, Tree
+from ..tensors import TREE_PARAMETERS, Leaves, Tree, alias
 from ..validate import check_allocated, check_layer
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
 from .request import Kind, Request
@@ -30,8 +30,7 @@ _ACTIVATIONS = {
     name: code for code, name in enumerate(["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"])
 }
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-_POINTERS = ["node_weight", "node_bias", "node_out_weight", "node_out_bias"]
-_POINTERS += ["in_weight", "in_bias", "out_weight", "out_bias", "gate_weight", "gate_bias"]
+_POINTERS = (*TREE_PARAMETERS, *Leaves._fields)
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
@@ -89,12 +88,12 @@ def status() -> str:
 
 def why_not(request: Request) -> str:
     if request.kind == "soft":
-        return "has the hard pass alone"
+        return "only has the hard pass"
     if isinstance(lib := library(), str):
         return lib
-    if len(request.x) >= 2**31:
-        return "counts rows in 32 bits"
-    return request.why_no_kernel("cpu", tuple(_DTYPES))
+    # The sizes last: a tracer's are symbols, which a comparison would fix.
+    reason = request.why_no_kernel("cpu", tuple(_DTYPES))
+    return reason or ("counts rows in 32 bits" if len(request.x) >= 2**31 else "")
 
 
 def describe(request: Request) -> str:
@@ -119,9 +118,7 @@ class Plan:
         lib = library()
         if isinstance(lib, str):
             raise RuntimeError(f"the native backend is {lib}.")
-        # Aliases: another thread that sets `parameter.data` from here on does not change what is checked and read.
-        tree = None if tree is None else Tree(*(None if t is None else t.data for t in tree))  # type: ignore[arg-type]
-        leaves = None if leaves is None else Leaves(*(None if t is None else t.data for t in leaves))  # type: ignore[arg-type]
+        tree, leaves = tree and alias(tree), leaves and alias(leaves)
         tensors = [*(tree or _NO_TREE), *(leaves or _NO_LEAVES)]
         weights = [t for t in tensors if t is not None]
         empty = weights[0].new_empty(0, weights[0].shape[-1])
@@ -130,7 +127,7 @@ class Plan:
         if reason := why_not(Request.make(kind, empty, tree, leaves, activation)):
             raise ValueError(f"backend='native' cannot run this hard pass: it {reason}.")
         num_leaves = len(tree.weight) + 1 if tree else len(weights[0])
-        self.activation = activation
+        self.activation, self.num_weights = activation, len(weights)
         self.out_features: int = leaves.out_weight.shape[-1] if leaves else 0
         self.dtype, self.in_features = weights[0].dtype, weights[0].shape[-1]
         self._row = self.in_features * self.dtype.itemsize  # bytes
@@ -158,7 +155,7 @@ class Plan:
         return self
 
     def hold(self, weights: Sequence[Tensor]) -> list[Any] | None:
-        """The memory of these weights, alive for as long as the list is; None if they lie elsewhere by now."""
+        """The memory of these weights, alive for as long as the list is; None if they have moved."""
         held: list[Any] = [reference() for reference in self._references]
         # Memory that is held is not given to another tensor, so the same address is the same storage.
         if [*map(_data_ptr, weights)] != self._pointers:
@@ -223,15 +220,15 @@ class Plan:
 
 
 def _refuse(x: Tensor) -> None:
-    """Raise for an x that does not lie in its storage; a batch of none lies nowhere."""
+    """Raise if x lies outside its storage. An empty batch is allowed."""
     check_allocated("x", x)
     if len(x):
         raise RuntimeError("x was changed by another thread while the layer read it.")
 
 
-def _layout(weights: Sequence[Tensor | None]) -> list[tuple[Any, ...]]:
+def _layout(weights: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     """All that says how to read a tensor's memory."""
-    return [() if t is None else (t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in weights]
+    return [(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in weights]
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:

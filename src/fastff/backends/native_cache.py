@@ -13,40 +13,34 @@ from torch import Tensor
 
 from .._torch import alike_test, has_transforms, is_plain, is_watched
 from ..activations import Activation
-from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
-from ..validate import check_fit
+from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, alias
 from . import native
 from .choice import chosen
 from .request import Request
 
-_NAMES = (*TREE_PARAMETERS, *LEAF_PARAMETERS)
+_read, _NODES = itemgetter(*TREE_PARAMETERS, *LEAF_PARAMETERS), len(TREE_PARAMETERS)
 _is_grad_enabled = torch.is_grad_enabled
 
 
 class PlanCache:
     """Runs a layer by its native plan, and returns None for what is not plain; `functional.hard` then does the work.
 
-    Not plain are a gradient, autocast, a tracer, another dtype or shape, and a backend that was chosen by name.
+    That is: gradients, autocast, a tracer, another dtype or shape, or any chosen backend but native.
     """
 
     def __init__(self) -> None:
         self.plan: native.Plan | None = None
-        self._missing: list[str] = []  # parameters that the layer does not have
-        self._read: Any = None  # gets the others
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         """The hard pass of x by the parameters of an FFF layer, given by name; or None."""
         if _is_grad_enabled():
             return None
-        plan = self.plan or self._make(x, parameters, activation)
-        if plan is None:
-            return None
         try:
-            weights = self._read(parameters)
-            for name in self._missing:
-                if parameters[name] is not None:
-                    raise KeyError(name)
-        except KeyError:  # the layer got a parameter, or lost one to a parametrization
+            weights = [t for t in _read(parameters) if t is not None]
+        except KeyError:  # a parametrization has one
+            return None
+        plan = self.plan or self._make(x, parameters, activation)
+        if plan is None or len(weights) != plan.num_weights:
             self.plan = None
             return None
         if not plan.alike(x, *weights):
@@ -67,22 +61,18 @@ class PlanCache:
         return plan.run(x.view(-1, plan.in_features)).view(*x.shape[:-1], plan.out_features)
 
     def _make(self, x: Any, parameters: Mapping[str, Any], activation: Activation) -> native.Plan | None:
-        """A plan for these parameters, if this is a case for one."""
-        if chosen() not in ("auto", "native") or not parameters.keys() >= set(_NAMES):
+        """A plan for these parameters, if this is a case for one. What does not fit, `functional.hard` refuses."""
+        tensors = _read(parameters)
+        weight, present = tensors[0], [t for t in tensors if t is not None]
+        if chosen() not in ("auto", "native") or not isinstance(activation, str) or not is_plain(*present):
             return None
-        tensors = [parameters[name] for name in _NAMES]
-        if not is_plain(*(t for t in tensors if t is not None)):
+        if weight is None or not weight.dim() or weight.dtype not in native._DTYPES:
             return None
-        # Aliases: another thread that sets `parameter.data` from here on does not change what is checked and read.
-        tensors = [None if t is None else t.data for t in tensors]
-        tree, leaves = Tree._make(tensors[: len(TREE_PARAMETERS)]), Leaves._make(tensors[len(TREE_PARAMETERS) :])
-        check_fit(tree, leaves, activation)
-        if not _is_simple(x, tree.weight.dtype, tree.weight.shape[-1]):
+        if not _is_simple(x, weight.dtype, weight.shape[-1]):
             return None
+        tree, leaves = alias(Tree._make(tensors[:_NODES])), alias(Leaves._make(tensors[_NODES:]))
         if native.why_not(Request.make("hard", x.view(-1, x.shape[-1]), tree, leaves, activation)):
             return None
-        self._missing = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
-        self._read = itemgetter(*(name for name in _NAMES if name not in self._missing))
         self.plan = native.Plan(tree, leaves, activation).let_go()
         return self.plan
 

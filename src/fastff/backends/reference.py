@@ -106,7 +106,7 @@ def walk(logits: Tensor) -> Tensor:
 
 
 def node_logit(x: Tensor, node: Tensor, tree: Tree, activation: Activation) -> Tensor:
-    """The logit of one node a sample: (batch,)."""
+    """The logit of one node per sample: (batch,)."""
     wide = at_least_float32(x.dtype)
     x, weight, bias = x.to(wide), tree.weight[node].to(wide), tree.bias[node].to(wide)
     if tree.out_weight is None or tree.out_bias is None:
@@ -116,7 +116,7 @@ def node_logit(x: Tensor, node: Tensor, tree: Tree, activation: Activation) -> T
 
 
 def route(x: Tensor, tree: Tree, activation: Activation) -> Tensor:
-    """The leaf that the hard pass reaches, visiting one node a level: (batch,) int64."""
+    """The leaf that the hard pass reaches, visiting one node per level: (batch,) int64."""
     depth = heap.depth_of(tree.weight.shape[0] + 1)
     node = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
     for _ in range(depth):
@@ -131,7 +131,7 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
-    """The output of one leaf a sample: (batch, out)."""
+    """The output of one leaf per sample: (batch, out)."""
     hidden = apply(activation, *(_visit_first_layer(x, leaf, *pair) for pair in input_pairs(leaves)))  # (batch, l)
     y = (hidden.unsqueeze(1) @ leaves.out_weight[leaf]).squeeze(1)  # (batch, out)
     return y if leaves.out_bias is None else y + leaves.out_bias[leaf]

@@ -1,4 +1,4 @@
-"""A pass that somebody asks for, described once: each backend reads from it whether it can run the pass.
+"""One requested pass. Each backend decides from it whether it can run the pass.
 
 request = Request.make("hard", x, tree, leaves, "relu")
 reason = native.why_not(request)     # empty if native can run it
@@ -24,10 +24,10 @@ class Request(NamedTuple):
     x: Tensor  # (batch, in), in the dtype in which the pass runs
     tree: Tree | None  # None: visit
     leaves: Leaves | None  # None: route
+    weights: list[Tensor]  # the tensors of both that are there
     activation: Activation
     leaf: Tensor | None  # visit: the leaf of each sample
     options: SoftOptions  # soft
-    autocast: torch.dtype | None  # the dtype that autocast asks for, if it is on
     is_plain: bool  # compiled code may read the tensors: they hold their numbers, and nobody traces
     is_compiling: bool
     needs_grad: bool  # of x or the leaves
@@ -43,46 +43,26 @@ class Request(NamedTuple):
         *,
         leaf: Tensor | None = None,
         options: SoftOptions | None = None,
-        autocast: torch.dtype | None = None,
     ) -> "Request":
         weights = [t for t in (*(tree or ()), *(leaves or ())) if t is not None]
         plain = is_plain(x, *weights)
         if plain and kind != "soft":  # kernels read memory themselves
             check_allocated("x", x)
-            check_allocated("a parameter", *weights)
-        return cls(
-            kind,
-            x,
-            tree,
-            leaves,
-            activation,
-            leaf,
-            options or SoftOptions(),
-            autocast,
-            plain,
-            torch.compiler.is_compiling(),
-            needs_grad(x, *(leaves or ())),
-        )
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """The parameters that are there."""
-        return [t for t in (*(self.tree or ()), *(self.leaves or ())) if t is not None]
+            for name, part in (("tree", tree), ("leaves", leaves)):
+                for key, tensor in part._asdict().items() if part else ():
+                    check_allocated(f"{name}.{key}", tensor)
+        given = kind, x, tree, leaves, weights, activation, leaf, options or SoftOptions()
+        return cls(*given, plain, torch.compiler.is_compiling(), needs_grad(x, *(leaves or ())))
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The arguments of the backend's function of this kind."""
-        if self.kind == "route":
-            return self.x, self.tree, self.activation
-        if self.kind == "visit":
-            return self.x, self.leaf, self.leaves, self.activation
-        if self.kind == "hard":
-            return self.x, self.tree, self.leaves, self.activation
-        return self.x, self.tree, self.leaves, self.activation, self.options
+        given = [part for part in (self.leaf, self.tree, self.leaves) if part is not None]
+        return self.x, *given, self.activation, *([self.options] if self.kind == "soft" else [])
 
     @property
     def is_operation(self) -> bool:
-        """Whether a compiler is to see one registered operation: it cannot look into kernels, and needs no gradient."""
+        """Whether to show the compiler a single custom op. It cannot trace kernels, and the op has no gradient."""
         return (
             self.is_compiling
             and not is_exporting()

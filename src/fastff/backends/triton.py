@@ -44,7 +44,7 @@ def _size(request: Request) -> tuple[Any, ...]:
 
 
 def remember_failure(request: Request, error: Exception) -> bool:
-    """Refuse this size from here on. Says whether it is the first batch size of such a layer to be refused."""
+    """Refuse this size from here on. Returns whether this is the first failure for a layer of this shape."""
     size = _size(request)
     first = not any(known[1:] == size[1:] for known in _failures)
     _failures[size] = f"could not run its kernel at this size ({type(error).__name__}: {error})"

@@ -42,11 +42,11 @@ class Launch(NamedTuple):
     splits: int = 1  # programs a leaf
     k: int = 128  # columns of the first product at a time
     n: int = 128  # columns of the second
-    stages: int = 3  # blocks of weights on their launch at a time
+    stages: int = 3  # blocks of weights loaded ahead at a time
     leaf_warps: int = 4
 
 
-def choose(x: Tensor, leaves: int, leaf_weights: int, node_width: int) -> Launch:
+def choose_launch(x: Tensor, leaves: int, leaf_weights: int, node_width: int) -> Launch:
     """The launch for a batch of this size, from measurements on an H200."""
     batch, depth, size = len(x), heap.depth_of(leaves), x.element_size()
     # Grouped, a leaf's weights are read once, and not by every sample: worth two more launches if it saves enough.
@@ -86,14 +86,16 @@ def _has_dependent_launch(device: int) -> bool:
 
 def describe(request: Request) -> str:
     x, leaves = request.x, request.leaves
-    if leaves is None or not choose(x, len(leaves.in_weight), _leaf_weights(leaves), _node_width(request.tree)).grouped:
+    assert leaves is not None  # explain describes whole passes
+    launch = choose_launch(x, len(leaves.in_weight), _leaf_weights(leaves), _node_width(request.tree))
+    if not launch.grouped:
         return "one program a sample walks the tree and runs the leaf"
     how = "sorted" if len(leaves.in_weight) * len(x) > _MOST_LISTED else "listed"
     return f"samples are {how} by leaf, and tiles of them go through both products of the leaf"
 
 
 def _splits(per_leaf: float, tile: int) -> int:
-    """Programs a leaf: twice as many as tiles if samples are spread evenly, for they are not."""
+    """Programs per leaf: twice the tiles of an even spread, since the spread is uneven."""
     return max(1, round(2 * per_leaf / tile))
 
 
@@ -107,7 +109,7 @@ def route(x: Tensor, tree: Tree, activation: str) -> Tensor:
     x = x.resolve_neg().contiguous()
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
     # For the walk alone, as if a leaf had twice 32 neurons for each feature.
-    launch = choose(x, len(tree.weight) + 1, 64 * x.shape[1], _node_width(tree))
+    launch = choose_launch(x, len(tree.weight) + 1, 64 * x.shape[1], _node_width(tree))
     if len(x):
         with torch.cuda.device_of(x):
             if launch.grouped:
@@ -124,7 +126,7 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: str) -> Tensor:
 def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch | None) -> Tensor:
     x = x.resolve_neg().contiguous()
     num_leaves = len(leaves.in_weight)
-    launch = launch or choose(x, num_leaves, _leaf_weights(leaves), _node_width(tree))
+    launch = launch or choose_launch(x, num_leaves, _leaf_weights(leaves), _node_width(tree))
     if not len(x):
         return x.new_empty(0, leaves.out_weight.shape[-1])
     with torch.cuda.device_of(x):

@@ -1,4 +1,4 @@
-"""The derivative of kernels that have none: backward goes through the visited leaves once more, in torch.
+"""Gradients for kernels without one: backward recomputes the visited leaves in torch.
 
 Decisions are constants, so nodes get no gradient from a hard pass.
 """
@@ -19,10 +19,6 @@ Pass = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def run_with_gradient(backend: ModuleType, request: Request) -> Tensor:
     """The output of a hard pass or of a visit, with a gradient for x and the leaves."""
-    if backend.HAS_GRADIENT:
-        found = run(backend, request)
-        y: Tensor = found if request.kind == "visit" else found[0]
-        return y
 
     def compute(x: Tensor) -> tuple[Tensor, Tensor]:
         found = run(backend, request._replace(x=x))
