@@ -128,9 +128,9 @@ def distance(ours: Any, theirs: Any, batch: Batch) -> Tensor:
 def times(
     dense: nn.Module, model: nn.Module, report: fastff.surgery.Report, data: Sequence[Batch], budget: float
 ) -> Row:
-    """Microseconds of all feedforward blocks and of the whole model. Dense and operated model alternate.
+    """Microseconds of all feedforward blocks and of the whole model. Dense and converted model alternate.
 
-    The blocks run on the inputs that reach them in the operated model: leaves are visited as in real use.
+    The blocks run on the inputs that reach them in the converted model: leaves are visited as in real use.
     """
     blocks = list(report.blocks.values())
     layers = [module for module in model.modules() if isinstance(module, fastff.FFF)]
