@@ -56,7 +56,7 @@ class Blocks(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"dense {self.width}" if self.depth is None else f"FFF {self.depth}x{self.leaf_width}"
+        return f"dense {self.width}" if self.depth is None else f"FFF, {2**self.depth} leaves of {self.leaf_width}"
 
     @property
     def neurons(self) -> int:
