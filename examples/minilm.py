@@ -243,7 +243,8 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
         axes.plot(x, before, "o", color="white", markeredgecolor="#1b6ca8", label="fitted to data" if first else None)
         axes.plot(x, after, "o", color="#1b6ca8", label="and distilled" if first else None)
         at = {"xytext": (7, 0), "textcoords": "offset points", "fontsize": 9, "va": "center"}
-        axes.annotate(f"{2 ** int(row['depth'])} leaves of {row['leaf_width']},\n{row['steps']} steps", (x, after), **at)
+        words = f"{2 ** int(row['depth'])} leaves of {row['leaf_width']},\n{row['steps']} steps"
+        axes.annotate(words, (x, after), **at)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}x")
     axes.margins(x=0.5, y=0.1)
