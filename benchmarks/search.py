@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device to train on")
     parser.add_argument("--data", type=Path, help="folder of the data sets; also FASTFF_DATA")
     parser.add_argument("--seeds", type=int, help="first seeds of each row; all otherwise")
-    parser.add_argument("--steps", type=int, help="optimiser steps, for a quick try; as stored otherwise")
+    parser.add_argument("--steps", type=int, help="optimizer steps, for a quick try; as stored otherwise")
     options = parser.parse_args()
     table = list(enumerate(read(options.file)))
     chosen = [(i, row) for i, row in table if options.rows is None or i in options.rows]

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument(
         "--store", type=Path, default=Path("fastff.sqlite"), help="file for results (default: fastff.sqlite)"
     )
-    parser.add_argument("--output", type=Path, default=Path("page.html"), help="page to write (default: page.html)")
+    parser.add_argument("--output", type=Path, default=Path("report.html"), help="page to write (default: report.html)")
     parser.add_argument("--quick", action="store_true", help="a few steps of one seed, one size: takes seconds")
     options = parser.parse_args()
 

@@ -56,7 +56,7 @@ class Blocks(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"dense {self.width}" if self.depth is None else f"FFF {self.depth}x{self.leaf_width}"
+        return f"dense {self.width}" if self.depth is None else f"FFF, {2**self.depth} leaves of {self.leaf_width}"
 
     @property
     def neurons(self) -> int:
@@ -310,7 +310,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--models", default="gpt2,llama", help="which families (default: gpt2,llama)")
     add("--dense", default="512,64", help="widths of dense models; the first is the reference (default: 512,64)")
     add("--sizes", default="3x64,5x64", help="FFF models, as depth x leaf width (default: 3x64,5x64)")
-    add("--steps", type=int, default=500, help="optimiser steps of every model (default: 500)")
+    add("--steps", type=int, default=500, help="optimizer steps of every model (default: 500)")
     add("--batch", type=int, default=8, help="sequences in a batch (default: 8)")
     add("--rate", type=float, default=3e-3, help="highest learning rate (default: 3e-3)")
     add("--seed", type=int, default=0)

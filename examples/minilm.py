@@ -128,9 +128,9 @@ def distance(ours: Any, theirs: Any, batch: Batch) -> Tensor:
 def times(
     dense: nn.Module, model: nn.Module, report: fastff.surgery.Report, data: Sequence[Batch], budget: float
 ) -> Row:
-    """Microseconds of all feedforward blocks and of the whole model. Dense and operated model alternate.
+    """Microseconds of all feedforward blocks and of the whole model. Dense and converted model alternate.
 
-    The blocks run on the inputs that reach them in the operated model: leaves are visited as in real use.
+    The blocks run on the inputs that reach them in the converted model: leaves are visited as in real use.
     """
     blocks = list(report.blocks.values())
     layers = [module for module in model.modules() if isinstance(module, fastff.FFF)]
@@ -242,14 +242,15 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
         axes.plot([x, x], [before, after], color="#9ec3de", linewidth=1.2, zorder=1)
         axes.plot(x, before, "o", color="white", markeredgecolor="#1b6ca8", label="fitted to data" if first else None)
         axes.plot(x, after, "o", color="#1b6ca8", label="and distilled" if first else None)
-        at = {"xytext": (6, 3), "textcoords": "offset points", "fontsize": 9}
-        axes.annotate(f"{row['depth']} x {row['leaf_width']}, {row['steps']} steps", (x, after), **at)
+        at = {"xytext": (7, 0), "textcoords": "offset points", "fontsize": 9, "va": "center"}
+        words = f"{2 ** int(row['depth'])} leaves of {row['leaf_width']},\n{row['steps']} steps"
+        axes.annotate(words, (x, after), **at)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}x")
-    axes.margins(x=0.4, y=0.1)
+    axes.margins(x=0.5, y=0.1)
     axes.set_xlabel(f"speed-up of the feedforward blocks, {TIMED[-1]} x {TOKENS} tokens")
     axes.set_ylabel("mean cosine to the original embeddings")
-    axes.set_title("all-MiniLM-L6-v2, depth x leaf width", fontsize=11)
+    axes.set_title("all-MiniLM-L6-v2 with FFF layers", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The pictures of the README: speed-up over depth, and the accuracy that it costs. Made from results/*.csv.
+"""The pictures of the README: speed-up over depth, and accuracy cost. Made from results/*.csv.
 
 python scripts/draw_overview.py         # writes docs/pictures/speed.svg and accuracy.svg
 python scripts/draw_overview.py --check # exits 1 if the committed pictures are out of date
@@ -61,7 +61,7 @@ def draw_speed() -> Picture:
         return left + (right - left) * depth / 15, bottom - (bottom - top) * math.log10(times) / 4
 
     picture.text(20, 30, "Speed-up over the dense layer", "title")
-    picture.text(20, 48, "768 → 768, leaves of 32 neurons, float32; by depth of the tree", "small")
+    picture.text(20, 48, "log scale; 768 → 768, leaves of 32, float32, random weights", "small")
     for power in range(5):
         _, y = place(0, 10**power)
         picture.line(left, y, right, y)
@@ -80,7 +80,7 @@ def draw_speed() -> Picture:
     for depth, words in ((3, "35 of 256"), (8, "40 of 8,192"), (15, "47 of 1,048,576")):
         x, _ = place(depth, 1)
         picture.text(x, bottom + 36, words, "small end" if depth == 15 else "small middle")
-    picture.text(20, bottom + 36, "neurons", "small")
+    picture.text(20, bottom + 36, "neurons used", "small")
     picture.text(20, bottom + 18, "depth", "small")
     return picture
 
@@ -88,8 +88,8 @@ def draw_speed() -> Picture:
 def draw_accuracy() -> Picture:
     picture = Picture(440, 350, "Accuracy behind the dense layer of the training width", LIGHT, DARK, shown=362)
     left, scale, top = 145, 17.5, 70
-    picture.text(20, 30, "Accuracy that it costs", "title")
-    picture.text(20, 48, "percentage points behind the dense layer of the training width", "small")
+    picture.text(20, 30, "Accuracy cost", "title")
+    picture.text(20, 48, "points below a dense layer with all the neurons; shorter is better", "small")
     for index, (dataset, (width, leaf_width)) in enumerate(SIZES.items()):
         y = top + index * 59
         tree = accuracy(dataset, "FFF", width, leaf_width)
@@ -98,15 +98,15 @@ def draw_accuracy() -> Picture:
         picture.text(20, y + 14, NAMES[dataset], "bold")
         picture.text(20, y + 31, f"{depth + leaf_width} of {width:,} neurons", "small")
         for shift, colour, ours, theirs in ((0, "ours", tree, dense), (19, "paper", *PAPER[dataset])):
-            gap = theirs - ours
+            gap = round(theirs, 1) - round(ours, 1)  # of the numbers shown beside it
             bar = f'x="{left}" y="{y + shift}" width="{scale * gap:.1f}" height="16" rx="2"'
             picture.add(f'<rect {bar} fill="var(--{colour})"/>')
             words, kind = f"{gap:.1f}", "bold" if colour == "ours" else "soft"
             if colour == "ours":
-                words += f'<tspan class="small plain" dx="6">{ours:.1f} % against {theirs:.1f} %</tspan>'
+                words += f'<tspan class="small plain" dx="6">{ours:.1f} % vs {theirs:.1f} %</tspan>'
             picture.text(left + scale * gap + 6, y + shift + 12.5, words, kind)
     y = top + 4 * 59 + 3
-    for x, colour, words in ((20, "ours", "fastff, mean of ten seeds"), (210, "paper", "the paper, best run")):
+    for x, colour, words in ((20, "ours", "fastff, mean of ten seeds"), (210, "paper", "paper, best of ten")):
         picture.add(f'<rect x="{x}" y="{y - 10}" width="11" height="11" rx="2" fill="var(--{colour})"/>')
         picture.text(x + 17, y, words, "small")
     return picture

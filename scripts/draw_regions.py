@@ -102,13 +102,10 @@ def draw_tree(layer: fastff.FFF, x: torch.Tensor, route: int) -> Picture:
         picture.text(a, b + 34, f"{share[leaf]:.0%}", "small middle")
     a, b = place(0, 0)
     picture.text(a + 18, b + 4, "w · x + b ≥ 0: go right, else left", "small")
-    picture.text(20, b + 252, f"One input takes the red path: {DEPTH} nodes and 1 leaf,", "small")
-    picture.text(
-        20,
-        b + 269,
-        f"{layer.inference_size} of {layer.training_size} neurons. Below each leaf: its share of the data.",
-        "small",
-    )
+    picture.text(20, b + 250, f"One input takes the red path. {DEPTH} nodes and 1 leaf:", "small")
+    neurons = f"{DEPTH} + {LEAF_WIDTH} = {layer.inference_size} neurons instead of {layer.training_width}."
+    picture.text(20, b + 267, neurons, "small")
+    picture.text(20, b + 284, "Below each leaf: its share of the data.", "small")
     return picture
 
 
@@ -120,7 +117,7 @@ def draw_plane(layer: fastff.FFF, x: torch.Tensor, label: torch.Tensor, shown: i
         return left + side * (a + EDGE) / (2 * EDGE), top + side * (EDGE - b) / (2 * EDGE)
 
     picture.text(left, 30, "Its regions", "title")
-    picture.text(left, 48, "each leaf owns one part of the input space", "small")
+    picture.text(left, 48, "one per leaf; circled: the input of the red path", "small")
     for leaf, polygon in enumerate(regions(layer)):
         corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*corner) for corner in polygon))
         picture.add(f'<polygon points="{corners}" fill="var(--leaf{leaf})" stroke="var(--card)" stroke-width="1.5"/>')

@@ -10,7 +10,7 @@ PARTS = [(part, batch) for part in ("blocks", "model") for batch in (1, 32)]
 
 
 def minilm() -> str:
-    header = ["depth x leaf width", "neurons used", "steps", "cosine", "overlap@10"]
+    header = ["FFF", "neurons used", "steps", "cosine", "overlap@10"]
     header += [f"{part}, {batch} x 64" for part, batch in PARTS]
     order = sorted(read("minilm"), key=lambda row: (-int(row["neurons"]), int(row["depth"]), int(row["steps"])))
     body = []
@@ -23,12 +23,16 @@ def minilm() -> str:
         for part, batch in PARTS:
             dense, ours = (row[f"{part}_{batch}_us{which}"] for which in ("_dense", ""))
             cells.append(f"{float(dense) / float(ours):.2f}x" if quiet and dense and ours else "-")
-        body.append([f"{row['depth']} x {row['leaf_width']}", *cells])
+        body.append([tree(row), *cells])
     return table(header, body)
 
 
+def tree(row: Row) -> str:
+    return f"{1 << int(row['depth'])} leaves of {row['leaf_width']}"
+
+
 def blocks(row: Row) -> str:
-    return f"FFF {row['depth']}x{row['leaf_width']}" if row["depth"] else f"dense {row['width']}"
+    return f"FFF, {tree(row)}" if row["depth"] else f"dense {row['width']}"
 
 
 def language() -> str:
@@ -70,7 +74,7 @@ CHOICES: dict[str, dict[str, object]] = {
 
 
 def language_choice() -> str:
-    """Validation loss of FFF 3x128 at a rate of 3e-3, and of dense blocks."""
+    """Validation loss of an FFF (in the file: 3x128, depth and leaf width) at a rate of 3e-3, and of dense blocks."""
     rows = [row for row in read("language_choice") if row["rate"] == "3e-3" and row["heads"] == "4"]
 
     def loss(family: str, name: str, init: str, recipe: dict[str, object] | None) -> str:
@@ -85,7 +89,7 @@ def language_choice() -> str:
     lines.append(('`init="dense"`', "FFF 3x128", "dense", base))
     lines += [(f"dense {width}", f"dense {width}", "", None) for width in (1024, 128)]
     body = [[name, *(loss(family, *rest) for family in FAMILIES)] for name, *rest in lines]
-    return table(["FFF 3x128, changed by", *FAMILIES.values()], body)
+    return table(["FFF, 8 leaves of 128, changed by", *FAMILIES.values()], body)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -1,4 +1,4 @@
-"""What the tests of the optimisers share. Almost all run in float64 with sums of a few dozen terms of order one, so
+"""What the tests of the optimizers share. Almost all run in float64 with sums of a few dozen terms of order one, so
 that 1e-10 is rounding with room to spare.
 """
 

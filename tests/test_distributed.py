@@ -332,4 +332,4 @@ def test_a_step_communicates_once(ranks):
 def test_sharded_parameters_are_refused(ranks):
     for (message,) in ranks("sharded_local_sgd"):
         assert "the FFF layer '1' has DTensors" in message
-        assert "Use an optimiser of torch.optim, or DistributedDataParallel" in message
+        assert "Use an optimizer of torch.optim, or DistributedDataParallel" in message

@@ -410,10 +410,8 @@ def test_a_symbolic_trace_holds_for_any_batch(name):
             return functional.route(x, layer.tree)
         return functional.visit(x, (x[:, 0] > 0).long(), layer.leaves, "relu")
 
-    traced, x = (
-        make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(torch.randn(5, 16)),
-        torch.randn(9, 16),
-    )
+    trace, x = make_fx(run, tracing_mode="symbolic", _allow_non_fake_inputs=True), torch.randn(9, 16)
+    traced = trace(torch.randn(5, 16))
     torch.testing.assert_close(traced(x), run(x), **CLOSE)
 
 

@@ -1,4 +1,4 @@
-"""LocalSGD and LocalAdam against the optimisers of torch on a plain layer, and their arguments."""
+"""LocalSGD and LocalAdam against the optimizers of torch on a plain layer, and their arguments."""
 
 import copy
 import itertools
@@ -16,7 +16,7 @@ from optim_helpers import NEVER, TOLERANCE, around, assert_same, data, parameter
 
 @same
 @pytest.mark.parametrize("local_batch", [13, 4.5])
-def test_depth_0_is_the_optimiser_of_torch(local, plain, options, local_batch):
+def test_depth_0_is_the_optimizer_of_torch(local, plain, options, local_batch):
     model = around(make(7, 3, depth=0))
     twin = copy.deepcopy(model)
     optimizer, reference = local(model, local_batch=local_batch, **options), plain(twin.parameters(), **options)
@@ -140,7 +140,7 @@ def test_a_group_that_is_added_steps_every_time():
         torch.testing.assert_close(p, before[name] - 0.5 * p.grad, **TOLERANCE)
 
 
-def test_an_optimiser_that_is_gone_leaves_no_hook():
+def test_an_optimizer_that_is_gone_leaves_no_hook():
     layer = make(depth=2)
     for _ in range(3):
         optimizer = LocalSGD(layer, 0.1)

@@ -1,4 +1,4 @@
-"""LocalSGD and LocalAdam on a tree: every leaf and every node has its own optimiser."""
+"""LocalSGD and LocalAdam on a tree: every leaf and every node has its own optimizer."""
 
 import copy
 
@@ -13,7 +13,7 @@ from optim_helpers import NEVER, TOLERANCE, around, data, loss_of, parameters, s
 
 
 class Blocks:
-    """What the optimisers should do, block by block: sums over single samples, and one torch optimiser a block.
+    """What the optimizers should do, block by block: sums over single samples, and one torch optimizer a block.
 
     Gradients come from autograd, one sample at a time, at the parameters in force when the batch came. Masses come from
     the oracle. A leaf of a straight-through tree sums over the samples that it was chosen for and no others.
@@ -81,7 +81,7 @@ LAYERS = {
 @same
 @pytest.mark.parametrize("decision", ["soft", "straight_through"])
 @pytest.mark.parametrize("shape", LAYERS.values(), ids=LAYERS)
-def test_each_block_is_an_optimiser_of_its_own(local, plain, options, decision, shape):
+def test_each_block_is_an_optimizer_of_its_own(local, plain, options, decision, shape):
     """A block steps exactly when the samples of its own have come to local_batch, with their mean; else it waits.
 
     A straight-through node has the gradient of the soft mixture, to which a sample contributes by its probability of

@@ -78,7 +78,7 @@ def test_checkpointing_does_not_count_twice(use_reentrant):
     ("given", "decision"), [("model", "soft"), ("compiled", "soft"), ("compiled", "straight_through")]
 )
 def test_a_compiled_model_is_counted(given, decision):
-    """Compiled code runs no hook; the optimiser reads what it left on the layer. Built for either, it steps alike."""
+    """Compiled code runs no hook; the optimizer reads what it left on the layer. Built for either, it steps alike."""
     torch._dynamo.reset()
     model = around(make(7, 3, depth=2, decision=decision))
     twin = copy.deepcopy(model)
@@ -139,7 +139,7 @@ def test_a_step_without_a_forward_is_an_error(local):
         optimizer.step()
     train(model, optimizer, data(1))
     before = parameters(model)
-    with pytest.raises(RuntimeError, match=r"Run the model that the optimiser was built for, in train\(\) mode"):
+    with pytest.raises(RuntimeError, match=r"Run the model that the optimizer was built for, in train\(\) mode"):
         optimizer.step()
     assert_same(parameters(model), before)
     train(model, optimizer, data(1))  # and a forward sets it right

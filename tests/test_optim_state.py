@@ -20,7 +20,7 @@ from optim_helpers import NEVER, around, assert_same, data, parameters, train
     ("local", "options"), [(LocalSGD, {"lr": 0.1, "momentum": 0.9}), (LocalAdam, {"lr": 0.1, "weight_decay": 0.1})]
 )
 def test_a_stored_state_continues_bit_for_bit(local, options):
-    """Stored while blocks are half-way to their next step, through a file, into a new model and a new optimiser."""
+    """Stored while blocks are half-way to their next step, through a file, into a new model and a new optimizer."""
     model = around(make(7, 3, depth=2))
     optimizer = local(model, local_batch=9.2, **options)
     train(model, optimizer, data(4))
@@ -60,7 +60,7 @@ def test_a_copy_of_model_and_state_goes_its_own_way():
 
 def test_a_stored_state_fits_the_model_however_it_is_wrapped():
     """torch.compile and DistributedDataParallel prefix the names of the modules. A run that resumes with or without
-    them loads the same state, as it can with torch's optimisers; looking up the stored names was a KeyError."""
+    them loads the same state, as it can with torch's optimizers; looking up the stored names was a KeyError."""
     model = around(make(7, 3, depth=2))
     optimizer = LocalSGD(model, 0.1, local_batch=9.2, momentum=0.9)
     train(model, optimizer, data(3))
@@ -79,9 +79,9 @@ copies = pytest.mark.parametrize(
 
 
 @copies
-def test_a_copied_model_has_no_optimiser(how):
-    """The optimiser watches its model through hooks, which a copy takes along: they must not report to the first
-    optimiser, nor carry it."""
+def test_a_copied_model_has_no_optimizer(how):
+    """The optimizer watches its model through hooks, which a copy takes along: they must not report to the first
+    optimizer, nor carry it."""
     model = around(make(7, 3, depth=2))
     optimizer = LocalSGD(model, 0.1, local_batch=7)
     train(model, optimizer, data(2))
@@ -97,8 +97,8 @@ def test_a_copied_model_has_no_optimiser(how):
 
 
 @copies
-def test_copying_model_and_optimiser_together(how):
-    """copy.deepcopy((model, optimiser)) keeps them together, as it does with torch's optimisers."""
+def test_copying_model_and_optimizer_together(how):
+    """copy.deepcopy((model, optimizer)) keeps them together, as it does with torch's optimizers."""
     model = around(make(7, 3, depth=2))
     optimizer = LocalSGD(model, 0.1, local_batch=9.2, momentum=0.9)
     train(model, optimizer, data(2))
@@ -110,7 +110,7 @@ def test_copying_model_and_optimiser_together(how):
 
 
 @pytest.mark.slow
-def test_a_model_does_not_keep_its_optimiser_alive():
+def test_a_model_does_not_keep_its_optimizer_alive():
     model = around(make(7, 3, depth=2))
     optimizer = LocalSGD(model, 0.1)
     train(model, optimizer, data(1))
@@ -121,7 +121,7 @@ def test_a_model_does_not_keep_its_optimiser_alive():
     assert model(torch.randn(3, 5).double()).shape == (3, 4)
 
 
-def test_two_optimisers_count_for_themselves():
+def test_two_optimizers_count_for_themselves():
     layer = make(depth=1)
     first, second = LocalSGD(layer, 0.0, local_batch=NEVER), LocalSGD(layer, 0.0, local_batch=NEVER)
     for size, optimizers in ((3, [first]), (4, [first, second])):

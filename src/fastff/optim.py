@@ -7,7 +7,7 @@ A block that does not step keeps its parameters and its moments. All other param
 
 A sample counts for a leaf by its mixture weight (0 or 1 when decisions are straight-through), and for a node by the
 probability of reaching it: straight-through nodes too get the gradient of the soft mixture, from all samples. It counts
-once backward has passed, until step() or zero_grad() of the optimiser (not of the model). The loss must be a mean over
+once backward has passed, until step() or zero_grad() of the optimizer (not of the model). The loss must be a mean over
 the samples that pass through the layers between two steps.
 """
 
@@ -44,7 +44,7 @@ class _Local(torch.optim.Optimizer):
             if any(hasattr(parameter, "full_tensor") for parameter in layer.parameters()):
                 raise TypeError(
                     f"{type(self).__name__} needs whole parameters; the FFF layer {name!r} has DTensors, as "
-                    "fully_shard makes them. Use an optimiser of torch.optim, or DistributedDataParallel."
+                    "fully_shard makes them. Use an optimizer of torch.optim, or DistributedDataParallel."
                 )
             groups.append({"params": layer.leaf_parameters(), "blocks": "leaf", "layer": name})
             if layer.depth:
@@ -119,7 +119,7 @@ class _Local(torch.optim.Optimizer):
             if not self._counts[name] and not distributed and (name in graded or not graded):
                 raise RuntimeError(
                     f"the FFF layer {name!r} has had no training forward since the last step: nothing to step with. "
-                    "Run the model that the optimiser was built for, in train() mode, before each step. A layer that "
+                    "Run the model that the optimizer was built for, in train() mode, before each step. A layer that "
                     "is left out must have no gradients, as after zero_grad(set_to_none=True)."
                 )
         totals = [sum(self._counts[name].values(), _count(layer, None)) for name, layer in self._layers.items()]
@@ -222,7 +222,7 @@ class LocalAdam(_Local):
 
 
 class _Observer:
-    """A forward hook that counts a layer's training forwards for its optimiser, while that is alive."""
+    """A forward hook that counts a layer's training forwards for its optimizer, while that is alive."""
 
     def __init__(self, name: str, owner: Callable[[], _Local | None] | None = None) -> None:
         self.name, self.owner = name, owner
@@ -241,7 +241,7 @@ class _Observer:
             optimizer._handled[self.name] = mixture
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Observer, (self.name,)  # a copied or stored layer has no optimiser
+        return _Observer, (self.name,)  # a copied or stored layer has no optimizer
 
 
 def _count(layer: FFF, mixture: Tensor | None) -> Tensor:

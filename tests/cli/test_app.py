@@ -28,7 +28,10 @@ from fastff.cli.app import app
         ("bench size --batch 1-99999999", "--batch is a list of at most 1000 numbers; got '1-99999999'"),
         ("bench size --batch 1-40 --leaf-width 1-40", "bench size measures at most 1000 cases"),
         (f"bench size --batch {'9' * 5000}", "got one of more than 18 digits"),
-        ("bench size --threads 100000", f"--threads is from 1 to {os.cpu_count()}, the cores of this machine, or 0"),
+        (
+            "bench size --threads 100000",
+            f"--threads must be 0 (torch's default) to {os.cpu_count()}, the cores of this machine",
+        ),
         ("bench size --threads -1", "got -1"),
         ("plan --in 8 --out 8 --width 16 --threads 100000", "got 100000"),
         (f"plan --in 8 --out 8 --width {10**30}", f"must be at most {2**62}"),

@@ -35,13 +35,13 @@ def test_plan_as_a_table_and_as_json():
     assert rows[0][:6] == ["yes", "8", "3", "64", "71", "11"]
     assert [row[0] for row in rows] == ["yes"] * 4 + [""] * 2
     *_, why, line = done.stdout.splitlines()
-    assert why == "To paste: the widest leaf that fits the budget."
+    assert why == "Recommended: the widest leaf that fits the budget."
     assert line == "fastff.FFF(24, 16, depth=3, leaf_width=8)"
     layer = eval(line, {"fastff": fastff})
     assert (layer.depth, layer.leaf_width) == (3, 8)
     done = fastff_("plan --in 24 --out 16 --width 64 --neurons 1 --device cpu --activation silu --dtype bfloat16")
     *_, nothing, why, line = done.stdout.splitlines()
-    assert (nothing, why) == ("Nothing fits the budget.", "To paste: the nearest to the budget.")
+    assert (nothing, why) == ("Nothing fits the budget.", "Recommended: the nearest to the budget.")
     assert line.endswith(', activation="silu", dtype=torch.bfloat16)')
     done = fastff_("plan --in 24 --out 16 --width 64 --regions 5 --device cpu --format json")
     choices = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_a_plan_of_layers_that_cannot_exist_recommends_none(sizes, note):
         assert done.exit_code == 1, done.output
         assert done.exception is None or isinstance(done.exception, SystemExit)
         assert f"Nothing to recommend: no layer can be measured here: {note}" in done.stderr
-        assert "To paste" not in done.output
+        assert "Recommended" not in done.output
         assert "fastff.FFF(" not in done.output
         assert format != "json" or not any(choice["fits"] for choice in json.loads(done.stdout))
 

@@ -50,13 +50,13 @@ def text(language, done):
 def test_dense_and_fff_learn_more_than_frequencies(done, text):
     o, rows = done
     assert text.unigram_loss() < math.log(o.vocabulary)
-    names = ["dense 128", "FFF 2x32"]
+    names = ["dense 128", "FFF, 4 leaves of 32"]
     assert [(row["model"], row["name"]) for row in rows] == [(m, n) for m in ("gpt2", "llama") for n in names]
     for row in rows:
         first = json.loads(row["curve"])[0][-1]
         assert first == pytest.approx(math.log(o.vocabulary), abs=1.0)
         assert row["loss"] < text.unigram_loss() - 0.1, row["name"]
-        assert row["neurons"] == {"dense 128": 128, "FFF 2x32": 34}[row["name"]]
+        assert row["neurons"] == {"dense 128": 128, "FFF, 4 leaves of 32": 34}[row["name"]]
 
 
 def test_the_rows_in_the_file_are_whole(language, done):

@@ -53,8 +53,8 @@ def test_round_trip_of_any_module(dtype, tmp_path):
     with torch.no_grad():
         assert torch.equal(fresh(x), model(x))
     assert history_of(fresh) == history_of(model)
-    with pytest.raises(ValueError, match=r"TransformerEncoder has been operated on already.* Pass a fresh model"):
-        fastff.load_(fresh, tmp_path)  # it is operated on already
+    with pytest.raises(ValueError, match=r"TransformerEncoder has been converted already.* Pass a fresh model"):
+        fastff.load_(fresh, tmp_path)  # it is converted already
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_unknown_arguments_name_the_estimator_and_the_remedy():
     ],
 )
 def test_a_training_that_diverges_is_no_model(kind, name, value, what):
-    """It was: with probabilities of NaN, and where the optimiser's state alone overflowed, with weights that had not
+    """It was: with probabilities of NaN, and where the optimizer's state alone overflowed, with weights that had not
     moved since, and a plausible score."""
     model = kind(**SHORT | {"weight_decay": 0.1, name: value}, random_state=0)
     with pytest.raises(ValueError, match=rf"diverged: {what} was not finite in epoch \d+\. Lower .*{name} \(here"):

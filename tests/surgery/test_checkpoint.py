@@ -340,7 +340,7 @@ def test_paths_and_models_that_cannot_be_used(tmp_path):
         fastff.load_(encoder(), good / "fastff.safetensors")
     with pytest.raises(TypeError, match=r"expected a model, an nn.Module; got NoneType"):
         fastff.load_(None, good)
-    with pytest.raises(ValueError, match=r"has been operated on already \(the model itself\). Pass a fresh model"):
+    with pytest.raises(ValueError, match=r"has been converted already \(the model itself\). Pass a fresh model"):
         fastff.load_(model, good)
     taken = tmp_path / "taken" / "fastff.safetensors"
     taken.mkdir(parents=True)

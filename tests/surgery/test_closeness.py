@@ -63,7 +63,7 @@ def test_outputs_that_do_not_vary_are_not_measured(dtype, width):
     old = copy.deepcopy(model.state_dict())
     with pytest.warns(UserWarning, match=r"changed nothing.*do not vary on these data\). Pass data that varies"):
         (made,) = fastff.distill_(model, report, data, steps=3, progress=False)
-    assert str(made) == "0: missed ? -> ?, leaves put back: the outputs of the dense block do not vary on these data"
+    assert str(made) == "0: missed ? -> ?, leaves restored: the outputs of the dense block do not vary on these data"
     assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
 
 

@@ -99,7 +99,7 @@ def test_what_would_be_worse_is_not_kept(taught):
         made = fastff.distill_(model, report, data, **teacher, steps=10, rate=10.0, progress=False)
     assert all(one.after == one.before for one in made)
     assert not any(one.kept for one in made)
-    assert "put back: training ended at" in str(made[-1])
+    assert "restored: training ended at" in str(made[-1])
     assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
 
 
@@ -144,7 +144,7 @@ def test_a_distillation_prints_as_people_read():
     text = str(alone)
     assert text == repr(alone)
     assert text.splitlines()[0].split() == ["place", "measure", "before", "after", "leaves"]
-    assert "missed: the share of the dense block's output variance that the layer's hard pass misses" in text
+    assert "missed: the fraction of the dense block's output variance that the layer's hard pass misses" in text
     assert "drift" not in text
     assert [one.measure for one in alone] == ["missed"] * 3
     assert re.fullmatch(r"0.mlp: missed [\d.]+ % -> [\d.]+ %, leaves kept", str(alone[0]))

@@ -9,7 +9,7 @@ from helpers import smallest_share, stack
 
 
 def drive(model, x, steps, batch, total=1000, **options):
-    """Run `steps` steps of training without an optimiser; returns the recipe."""
+    """Run `steps` steps of training without an optimizer; returns the recipe."""
     recipe = fastff.Recipe(model, x, steps=total, noise=0.0, **options)
     for _ in range(steps):
         model.train()(torch.randn(batch, 8))

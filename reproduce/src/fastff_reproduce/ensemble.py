@@ -21,7 +21,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model that has just
 class Ensemble:
     """Stacked models: parameters and buffers (members, ...) by name.
 
-    Trainable parameters are views of one matrix `flat` (members, numbers), so that an optimiser sees one tensor.
+    Trainable parameters are views of one matrix `flat` (members, numbers), so that an optimizer sees one tensor.
     large: run the models one after the other.
     """
 

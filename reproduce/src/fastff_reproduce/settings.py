@@ -25,7 +25,7 @@ class Settings:
     batch: int = 256
     precision: Literal["highest", "high"] = "highest"  # of matrix products on a GPU: float32, or TF32
     epochs: int = 0  # the longest training; 0: `steps` says it
-    steps: int = 0  # the same in optimiser steps, for data sets of any size
+    steps: int = 0  # the same in optimizer steps, for data sets of any size
     patience: int = 0  # epochs without improvement after which a seed stops; 0: never
     patience_steps: int = 0  # the same in steps
     plateau: int = 0  # epochs without improvement after which a seed's rate is halved; 0: never

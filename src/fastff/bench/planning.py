@@ -67,13 +67,13 @@ def plan(
     """The sizes of an FFF that can replace a dense layer of this width, best first.
 
     Args:
-        latency_us: the longest time of a call on the batch, in microseconds.
-        speedup: the least speed-up over the dense layer.
-        neurons: the largest inference size, depth * node_width + leaf_width.
-        regions: Case 2: the least number of leaves.
-        deeper: Case 1: the number of levels to try beyond those that the width needs.
+        latency_us: the maximum time of one call on the batch, in microseconds.
+        speedup: the minimum speed-up over the dense layer.
+        neurons: the maximum inference size, depth * node_width + leaf_width.
+        regions: the minimum number of leaves, for a partition of the input space (the paper's Case 2).
+        deeper: the number of levels to try beyond those that the width needs (the paper's Case 1).
         timed: whether to measure; a latency or a speed-up needs it.
-        seconds: about the time spent on each choice. All are timed in turn, together with the dense layer.
+        seconds: the approximate timing budget per choice. All choices and the dense layer are timed alternately.
         progress: called as progress(done, total) after each choice is built and checked.
 
     A choice fits if it meets all budgets. Those that fit come first, the widest leaf before the others, because a leaf

@@ -60,7 +60,8 @@ preset(
 preset(
     "regimes",
     presets.regimes,
-    "From one sample to many samples per leaf: 768 -> 768, l = 32; on a GPU in bfloat16 also 4096 -> 4096, l = 64.",
+    "From one sample to many samples per leaf: 768 -> 768, leaf width 32; on a GPU in bfloat16 also 4096 -> 4096, "
+    "leaf width 64.",
 )
 
 

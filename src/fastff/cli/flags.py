@@ -27,7 +27,9 @@ LONGEST = 1000  # numbers in a list
 def _threads(count: int) -> int:
     cores = os.cpu_count() or 1
     if not 0 <= count <= cores:
-        raise typer.BadParameter(f"--threads is from 1 to {cores}, the cores of this machine, or 0; got {count}.")
+        raise typer.BadParameter(
+            f"--threads must be 0 (torch's default) to {cores}, the cores of this machine; got {count}."
+        )
     return count
 
 

@@ -38,7 +38,7 @@ Everything = Annotated[bool, typer.Option("--all", help="measure and print every
 Budget = Annotated[
     float, typer.Option("--budget", help="seconds of timing per case; a model that needs more is skipped")
 ]
-Samples = Annotated[int, typer.Option("--samples", help="samples per model, if the budget allows", min=5)]
+Samples = Annotated[int, typer.Option("--samples", help="timing samples per model, if the budget allows", min=5)]
 Output = Annotated[Path | None, typer.Option("--output", help="append all rows to this CSV file")]
 Resume = Annotated[bool, typer.Option("--resume", help="skip cases that --output has from the same commit")]
 TF32 = Annotated[bool, typer.Option("--tf32", help="let torch use TF32 for float32 products on a GPU")]

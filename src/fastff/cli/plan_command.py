@@ -23,10 +23,10 @@ def plan(
     in_features: Annotated[int, typer.Option("--in", help="inputs of the layer", min=1)],
     out_features: Annotated[int, typer.Option("--out", help="outputs of the layer", min=1)],
     width: Annotated[int, typer.Option(help="hidden neurons of the dense layer to replace", min=1)],
-    latency: Annotated[str, typer.Option(help="budget: longest time of a call, such as 20us or 1.5ms")] = "",
-    speedup: Annotated[float | None, typer.Option(help="budget: least speed-up over the dense layer")] = None,
-    neurons: Annotated[int | None, typer.Option(help="budget: largest inference size, in neurons")] = None,
-    regions: Annotated[int | None, typer.Option(help="least number of leaves: a partition of the inputs")] = None,
+    latency: Annotated[str, typer.Option(help="budget: maximum time of a call, such as 20us or 1.5ms")] = "",
+    speedup: Annotated[float | None, typer.Option(help="budget: minimum speed-up over the dense layer")] = None,
+    neurons: Annotated[int | None, typer.Option(help="budget: maximum inference size, in neurons")] = None,
+    regions: Annotated[int | None, typer.Option(help="minimum number of leaves: a partition of the inputs")] = None,
     batch: Annotated[int, typer.Option(help="batch size", min=1)] = 1,
     dtype: Annotated[str, typer.Option(help=f"one of {', '.join(DTYPES)}")] = "float32",
     device: Device = "",
@@ -37,10 +37,10 @@ def plan(
     everything: Annotated[bool, typer.Option("--all", help="print every column")] = False,
     format: Format = "table",
 ) -> None:
-    """Find the leaf width and depth: the paper's user manual, with times measured on this machine.
+    """Recommend a leaf width and depth, timed on this machine.
 
-    With a budget (--latency, --speedup, --neurons): all sizes for the width.
-    Those that fit come first, the widest leaf before the others.
+    With a budget (--latency, --speedup, --neurons), sizes that fit come first, widest leaf first.
+    Without one, the widest leaf with at least half of the best speed-up is recommended.
     With --regions: the depth, and leaf widths to try.
     """
     one("--format", format, FORMATS)
@@ -83,7 +83,7 @@ def plan(
     sizes += f", node_width={node_width}" if node_width > 1 else ""
     sizes += f', activation="{activation}"' if activation != "relu" else ""
     sizes += f", dtype=torch.{kind}" if kind != "float32" else ""
-    printing.console.print(f"To paste: {why}.")
+    printing.console.print(f"Recommended: {why}.")
     printing.console.print(f"fastff.FFF({sizes})", soft_wrap=True, highlight=False)
 
 
@@ -119,7 +119,7 @@ def _table(console: Console, choices: Sequence[core.Choice], title: str, everyth
         table.add_row(*kept, style="" if choice.fits is not False else "dim")
     show(console, table)
     if dense := dict.fromkeys(f"{number(choice.dense_us)} µs" for choice in choices if choice.dense_us):
-        console.print(f"The dense layer, timed in turn with them: {', '.join(dense)}.", style="dim")
+        console.print(f"Dense layer, timed alternately: {', '.join(dense)}.", style="dim")
     other_load(console, max((choice.other_load or 0.0 for choice in choices), default=0.0))
     if budget and not any(choice.fits for choice in choices):
         console.print("Nothing fits the budget.", style="yellow")

@@ -47,8 +47,8 @@ def other_load(console: Console, load: float) -> None:
     """Warn if other processes disturbed a measurement."""
     if load > 0.2:
         console.print(
-            f"Other processes kept up to {load:.1f} cores busy. Threads that wait for each other are slower than on "
-            "a quiet machine, and speed-ups over them larger. Measure again.",
+            f"Other processes kept up to {load:.1f} cores busy. That slows multi-threaded layers and inflates "
+            "speed-ups over them. Measure again on a quiet machine.",
             style="yellow",
         )
 

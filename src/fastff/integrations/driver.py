@@ -13,11 +13,11 @@ from ..training.recipe import Recipe
 
 
 class RecipeDriver:
-    """Creates a Recipe when training begins, steps it with the optimiser, and reports how the trees do.
+    """Creates a Recipe when training begins, steps it with the optimizer, and reports how the trees do.
 
     Args:
         data: training inputs, as in `fastff.Recipe`. With several processes, pass the same in each.
-        steps: the number of optimiser steps that the recipe covers; None for the whole training.
+        steps: the number of optimizer steps that the recipe covers; None for the whole training.
         options: other arguments of `fastff.Recipe`.
     """
 
@@ -50,7 +50,7 @@ class RecipeDriver:
         return extra
 
     def step(self, remedy: str) -> None:
-        """Call this after every optimiser step; `remedy` says how to add the losses if loss() was not called."""
+        """Call this after every optimizer step; `remedy` says how to add the losses if loss() was not called."""
         if self.recipe is None:
             return
         if not self.calls and (self.recipe.balance or self.recipe.hardening):

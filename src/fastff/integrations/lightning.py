@@ -23,12 +23,12 @@ REMEDY = "In manual optimisation, add callback.loss() to the loss in training_st
 
 
 class FFFCallback(Callback):
-    """Creates a `fastff.Recipe` when training begins, adds its losses, steps it with the optimiser, and logs.
+    """Creates a `fastff.Recipe` when training begins, adds its losses, steps it with the optimizer, and logs.
 
     Args:
         data: training inputs, as in `fastff.Recipe`, for the LightningModule's forward. With several processes, pass
             the same in each.
-        steps: the number of optimiser steps that the recipe covers; by default the whole training.
+        steps: the number of optimizer steps that the recipe covers; by default the whole training.
         options: other arguments of `fastff.Recipe`.
     """
 
@@ -36,7 +36,7 @@ class FFFCallback(Callback):
         self.driver = RecipeDriver(data, steps=steps, **options)
         self.done = 0  # steps of the recipe
         self.state: dict[str, Any] = {}  # of the recipe, from a checkpoint
-        self.stepped = 0  # steps of the optimisers
+        self.stepped = 0  # steps of the optimizers
 
     def loss(self) -> Tensor | float:
         """The losses of the FFF layers for a micro-batch, for a training_step that adds them itself."""

@@ -38,7 +38,7 @@ _HINT = "fastff wrote this directory: load it with fastff.integrations.transform
 
 
 def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -> None:
-    """Write a Hugging Face model that `replace_` has operated on into a directory, for `from_pretrained` below.
+    """Write a Hugging Face model that `replace_` has converted into a directory, for `from_pretrained` below.
 
     fastff.safetensors has everything that is loaded. One rename puts it in place, so the directory always has either
     the old save or the new one. config.json and generation_config.json are for other programs; a tokenizer may be saved

@@ -28,12 +28,12 @@ REMEDY = (
 
 
 class FFFCallback(TrainerCallback):
-    """Creates a `fastff.Recipe` when training begins, and steps it with the optimiser.
+    """Creates a `fastff.Recipe` when training begins, and steps it with the optimizer.
 
     Args:
         data: training inputs, as in `fastff.Recipe`: for instance a batch (a dict) from the data collator. With several
             processes, pass the same in each.
-        steps: the number of optimiser steps that the recipe covers; by default the whole training.
+        steps: the number of optimizer steps that the recipe covers; by default the whole training.
         options: other arguments of `fastff.Recipe`.
     """
 

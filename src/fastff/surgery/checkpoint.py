@@ -1,8 +1,8 @@
-"""save and load_: an operated model in a directory, as one safetensors file, never as a pickle.
+"""save and load_: a converted model in a directory, as one safetensors file, never as a pickle.
 
 fastff.safetensors has every tensor of the state dict once and, in its header, a note: the version of this format and
 the surgery's specification. Somebody else may have written it. So nothing is built before the note has been checked,
-by itself and against the names and shapes in the header, and nothing is changed before the operated model has been
+by itself and against the names and shapes in the header, and nothing is changed before the converted model has been
 compared with the header, tensor by tensor.
 
 The file's name is not the one that Hugging Face's from_pretrained looks for, which would load the tensors that it knows
@@ -31,7 +31,7 @@ VERSION = 2
 
 
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
-    """Write an operated model into a directory, as `fastff.safetensors`: the state dict, and what `replace_` did.
+    """Write a converted model into a directory, as `fastff.safetensors`: the state dict, and what `replace_` did.
 
     One rename puts the file in place, so the directory always has either the old save or the new one. For Hugging Face
     models use `fastff.integrations.transformers.save_pretrained`, which saves the config too.
@@ -51,7 +51,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     check_model(model)
     if operated := [path or "the model itself" for path, part in model.named_modules() if vars(part).get(HISTORY)]:
         raise ValueError(
-            f"{type(model).__name__} has been operated on already ({_some(operated)}). Pass a fresh model, built by "
+            f"{type(model).__name__} has been converted already ({_some(operated)}). Pass a fresh model, built by "
             "the same code."
         )
     with unchanged_on_error(model, data=True), open_weights(directory) as saved:
@@ -65,7 +65,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 
 
 def note_of(model: nn.Module) -> dict[str, Any]:
-    """The note to save with an operated model: format version and specification."""
+    """The note to save with a converted model: format version and specification."""
     check_model(model, saving=True)
     check_memory(model)
     specification = history_of(model)

@@ -1,7 +1,7 @@
-"""How close an operated layer or model is to the dense one. Two measures, each with one name:
+"""How close a converted layer or model is to the dense one. Two measures, each with one name:
 
-- missed: the share of a dense block's output variance that the layer's hard pass misses, on the same inputs;
-- drift: the difference between a model and its teacher, as a share of the teacher's variance, at any one place.
+- missed: the fraction of a dense block's output variance that the layer's hard pass misses, on the same inputs;
+- drift: the difference between a model and its teacher, as a fraction of the teacher's variance, at any one place.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ def hold_out(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def missed(layer: FFF, dense: Callable[[Tensor], Tensor], x: Tensor) -> float | None:
-    """The share of the dense block's output variance at x that the hard pass misses; None if the output varies by no
+    """The fraction of the dense block's output variance at x that the hard pass misses; None if the output varies by no
     more than rounding.
 
     1.0 is the error of a constant prediction, the mean output.
@@ -71,8 +71,8 @@ def check_varies(theirs: Tensor) -> None:
         rows = theirs.numel() // theirs.shape[-1]
         why = too_few(1) if rows == 1 else "the teacher's outputs do not vary on these data"
         raise ValueError(
-            f"{why}: the drift of a batch is a share of its variance. Pass larger batches that vary (a DataLoader with "
-            "drop_last=True), or loss=..."
+            f"{why}: the drift of a batch is a fraction of its variance. Pass larger batches that vary (a DataLoader "
+            "with drop_last=True), or loss=..."
         )
 
 

@@ -1,4 +1,4 @@
-"""distill_: train the leaves of an operated model on the outputs of its dense blocks, or of the whole dense model."""
+"""distill_: train the leaves of a converted model on the outputs of its dense blocks, or of the whole dense model."""
 
 import math
 import warnings
@@ -35,16 +35,16 @@ def distill_(
     """Train the leaves of every FFF layer that `replace_` put into `model`, in the hard pass.
 
     Only leaves change, frozen ones included; trees, requires_grad and the rest of the model stay the same. Leaves that
-    end up worse on held-out data are put back: the result says so, and a warning follows if nothing improved. An error,
+    end up worse on held-out data are restored: the result says so, and a warning follows if nothing improved. An error,
     or Ctrl-C, leaves the whole model unchanged.
 
     Without a teacher, each layer learns the outputs of the dense block that it replaced, one layer after the other in
-    the order of the report, from the inputs that reach it in the operated model. The result is measured as "missed":
-    the share of the dense block's output variance that the layer's hard pass misses.
+    the order of the report, from the inputs that reach it in the converted model. The result is measured as "missed":
+    the fraction of the dense block's output variance that the layer's hard pass misses.
 
     With a teacher, a copy of the model from before `replace_`, all layers learn at once to match the teacher's inputs
     of each block and its output. That takes longer and comes closer. The result is measured as "drift": the difference
-    from the teacher as a share of the teacher's variance, at the inputs of each block and, as "output", at the output.
+    from the teacher as a fraction of its variance, at the inputs of each block and, as "output", at the output.
 
     Args:
         report: what `replace_` returned for this model; it has the dense blocks.

@@ -23,7 +23,7 @@ def distill_layer_(
     name: str, layer: FFF, block: Block, x: Tensor, advance: Advance, *, steps: int, batch: int, rate: float
 ) -> Distilled:
     """Train the leaves of one layer on the outputs of its dense block at x (samples, in). Leaves that end up worse on
-    held-out inputs are put back."""
+    held-out inputs are restored."""
     dense = dense_layer(block).to(layer.leaf_in_weight)
     held_out, train = hold_out(x)
     leaves = list(layer.leaf_parameters())

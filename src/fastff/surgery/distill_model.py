@@ -44,7 +44,7 @@ def distill_model_(
 ) -> Distillation:
     """Train the leaves of these layers; returns the drift at each place before and after, on held-out batches.
 
-    If the output ends up no closer to the teacher's, the leaves are put back.
+    If the output ends up no closer to the teacher's, the leaves are restored.
     """
     pair = _Pair(model, teacher, layers, report, loss)
     leaves = [p for layer in layers.values() for p in layer.leaf_parameters()]

@@ -1,4 +1,4 @@
-"""Warn before a library's own save_pretrained loses the FFF layers of an operated model."""
+"""Warn before a library's own save_pretrained loses the FFF layers of a converted model."""
 
 import os
 import warnings
@@ -19,8 +19,8 @@ _WARNING = (
 
 
 class SaveGuard:
-    """Replaces the save_pretrained of one operated model: warns, then saves, but never into a directory that has a save
-    by fastff.
+    """Replaces a converted model's save_pretrained: warns, then saves, but never into a directory that has a save by
+    fastff.
 
     It is copied and pickled with the model. The reference is weak, because a model that refers to itself stays in
     memory until the garbage collector runs.

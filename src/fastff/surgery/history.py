@@ -10,7 +10,7 @@ from ..layer import FFF
 from .blocks import recognise
 from .specification import SIZES, Specification, module_at, values_of
 
-HISTORY = "_fastff_specification"  # the attribute of an operated model
+HISTORY = "_fastff_specification"  # the attribute of a converted model
 
 
 def history_of(model: nn.Module) -> Specification:

@@ -1,7 +1,7 @@
 """replace_: change a model's feedforward blocks into FFF layers, all of them or none.
 
 Everything is found, verified, built and initialised first; the model changes in one go at the end. A specification, one
-dict a block, records what was done; apply_ repeats it on a fresh model.
+dict per block, records what was done; apply_ repeats it on a fresh model.
 """
 
 import math
@@ -42,13 +42,13 @@ def replace_(
     samples: int = 32768,
     example: Any = None,
 ) -> Report:
-    """Replace the feedforward blocks of `model` by FFF layers, in place, and report what was done.
+    """Replace the feedforward blocks of `model` with FFF layers, in place, and report what was done.
 
-    Blocks are found by structure, and each is verified: recomputed from its weights on a probe, it must give what the
-    model's own modules give. Activation, biases, dropout, dtype, device, training mode and requires_grad are kept.
-    Parameters are new, so create the optimiser afterwards. An error, or Ctrl-C, leaves the model unchanged.
+    Blocks are found by structure, and each is verified: its output, recomputed from the weights on random inputs, must
+    equal the model's own output. Activation, biases, dropout, dtype, device, training mode and requires_grad are kept.
+    Parameters are new, so create the optimizer afterwards. An error, or Ctrl-C, leaves the model unchanged.
 
-    The report says how good evaluation is: for every block, the share of its output variance that the hard pass
+    The report says how good evaluation is: for every block, the fraction of its output variance that the hard pass
     misses, on held-out data, on the example, or else on random inputs.
 
     Args:
@@ -60,14 +60,15 @@ def replace_(
             "dense" copies them so that the soft pass (train mode) computes the same as the block. Evaluation does not,
             and is unusable until the tree has been trained.
             "data" builds each tree on the inputs of the block, and gives every leaf the neurons that matter most in its
-            region. Evaluation is close to the block at once; the report says how close.
+            region. Evaluation is close to the block at once; the report says how close. It needs node_width=1 and a
+            leaf_width up to the block's width; otherwise it raises.
             "random" draws new weights.
             A function of (block, layer) fills the layer and returns a description of what it did.
         data: for init="data", batches for the model, as in `initialize_tree_`.
         samples: the number of inputs to collect for a block; later batches are not read. The inputs of all blocks are
             in memory at once.
         example: a small batch for the whole model. It is needed to verify blocks inside a layer that does not run on
-            its own (the report says so), and shows whether the operated model still runs.
+            its own (the report says so), and shows whether the converted model still runs.
     """
     check_mode()
     check_model(model)
@@ -132,7 +133,7 @@ def _operate(
 
 
 def _fill_(block: Block, layer: FFF, init: str | Init, x: Tensor | None) -> tuple[str, float | None, str]:
-    """Fill a layer; returns how, the share that its hard pass misses, and on what that was measured, or why not.
+    """Fill a layer; returns how, the fraction that its hard pass misses, and on what that was measured, or why not.
 
     x: inputs of the block (samples, in), if there are any.
     """

@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 from .blocks import Block
 
 MEASURES = {
-    "missed": "the share of the dense block's output variance that the layer's hard pass misses, on held-out inputs",
-    "drift": "the difference from the teacher as a share of the teacher's variance, on held-out batches, at the inputs "
-    "of each block and at the output",
+    "missed": "the fraction of the dense block's output variance that the layer's hard pass misses, on held-out inputs",
+    "drift": "the difference from the teacher as a fraction of the teacher's variance, on held-out batches, at the "
+    "inputs of each block and at the output",
     "loss": "the given loss, on held-out batches",
 }
 HELD_OUT = "held-out inputs"
-_NOTHING, _FAR = 1e-6, 0.5  # shares of the variance: below, rounding; from here on, unusable
+_NOTHING, _FAR = 1e-6, 0.5  # fractions of the variance: below, rounding; from here on, unusable
 
 
 class Replaced(NamedTuple):
     """One block that was replaced; `weights` says how its layer got its weights.
 
-    missed: the share of the block's output variance that the hard pass, eval(), misses on `measured_on`. None if it was
-    not measured; then `measured_on` says why.
+    missed: the fraction of the block's output variance that the hard pass, eval(), misses on `measured_on`. None if it
+    was not measured; then `measured_on` says why.
     """
 
     name: str
@@ -63,17 +63,17 @@ class Report:
 
     @property
     def missed(self) -> float | None:
-        """The share of the output variance that eval() misses in the worst block; None if nothing was measured."""
+        """The fraction of the output variance that eval() misses in the worst block; None if nothing was measured."""
         return None if (worst := self._worst()) is None else worst.missed
 
     def __str__(self) -> str:
-        head = ("replaced", "form", "dense", "depth x leaf", "activation", "weights", "eval() misses")
+        head = ("replaced", "form", "dense", "leaves x width", "activation", "weights", "eval() misses")
         rows = [
             (
                 r.name,
                 r.form,
                 f"{r.in_features} -> {r.width} -> {r.out_features}",
-                f"{r.depth} x {r.leaf_width}",
+                f"{2**r.depth} x {r.leaf_width}",
                 r.activation,
                 r.weights,
                 "?" if r.missed is None else percent(r.missed),
@@ -100,9 +100,9 @@ class Report:
             return [f"eval() computes the same as the dense blocks: on {worst.measured_on}, it misses nothing."]
         far = worst.missed >= _FAR
         which = "" if len(self.replaced) == 1 else ", the worst block"
-        share = f"the hard pass misses {percent(worst.missed)} of the output variance of {worst.name}{which}"
+        part = f"the hard pass misses {percent(worst.missed)} of the output variance of {worst.name}{which}"
         worth = "is not usable yet" if far else "approximates the dense blocks"
-        said = f"eval() {worth}: on {worst.measured_on}, {share}."
+        said = f"eval() {worth}: on {worst.measured_on}, {part}."
         if worst.measured_on == HELD_OUT:
             return [
                 said,
@@ -116,8 +116,8 @@ class Distilled(NamedTuple):
     """What `distill_` did at one place: `measure` before and after, on held-out data.
 
     measure: "missed" (a layer against its dense block), "drift" (the model against its teacher) or "loss"; MEASURES
-    defines them. NaN if it could not be measured. kept: whether the new leaves were kept; if not, the old ones were put
-    back, and `note` says why.
+    defines them. NaN if it could not be measured. kept: whether the new leaves were kept; if not, the old ones were
+    restored, and `note` says why.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Distilled(NamedTuple):
         return f"{self.name}: {measure} {before} -> {after}, leaves {leaves}"
 
     def _cells(self) -> tuple[str, str, str, str, str]:
-        leaves = "kept" if self.kept else "put back"
+        leaves = "kept" if self.kept else "restored"
         leaves += f": {self.note}" if self.note else ""
         return self.name, self.measure, _show(self.before, self.measure), _show(self.after, self.measure), leaves
 
@@ -154,7 +154,7 @@ class Distillation(list[Distilled]):
             return ""
         first = next(one for one in self if not one.before < _NOTHING and one.note)
         remedy = "Pass data that varies." if math.isnan(first.before) else "Try a lower rate, more data, or more steps."
-        return f"distill_ changed nothing: all leaves were put back ({first.name}: {first.note}). {remedy}"
+        return f"distill_ changed nothing: all leaves were restored ({first.name}: {first.note}). {remedy}"
 
 
 def too_few(inputs: int) -> str:

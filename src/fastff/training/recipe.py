@@ -1,4 +1,4 @@
-"""The recommended way to train FFF layers, as two lines in a training loop.
+"""The recommended way to train FFF layers, as three lines around a training loop.
 
     recipe = fastff.Recipe(model, data, steps=epochs * len(loader))
     for x, y in loader:
@@ -8,7 +8,7 @@
         optimizer.zero_grad()
         recipe.step()
 
-Trained as in the paper, a tree sends nearly all samples to one or two leaves, and leaves that see few samples overfit.
+Trained as in the paper, a tree sends nearly all samples to a few leaves, and leaves that see few samples overfit.
 The recipe starts from a balanced tree and keeps it balanced, trains the leaf that inference will use, and adds noise to
 the inputs that fades over training.
 """
@@ -40,12 +40,12 @@ class Recipe:
     An error, or Ctrl-C, in the constructor or in step() leaves the model unchanged.
 
     Args:
-        data: training inputs, as in `initialize_tree_`. They place the trees and rebalance them; without data neither
-            happens.
+        data: training inputs: a tensor, a list of batches or a DataLoader. They place the trees and rebalance them;
+            without data neither happens.
         steps: the number of calls of step(). In the last one the noise ends, the tree is rebalanced, and the
             temperature becomes `final_temperature`. Later calls still rebalance.
-        noise: normal noise on the inputs of FFF layers in training, as a multiple of the batch's standard deviation. It
-            falls to 0 as a cosine.
+        noise: normal noise on the inputs of FFF layers in training, as a multiple of one standard deviation over
+            all values of the layer's input; decays to 0 along a cosine.
         balance: weight of the balance loss.
         sharing: fraction of each leaf's gradient that is shared across leaves (0: independent). With sharing, all
             leaves of a layer start as copies of its first one. Use it for wide leaves and for layers inside a model,
@@ -57,7 +57,8 @@ class Recipe:
 
     Rarely changed:
         decision: "straight_through" trains the leaf that inference will use; "soft" trains the mixture of all leaves.
-        temperature: at the start and the end of training, with equal ratios in between. Let it rise with "soft".
+        temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
+            with "soft".
         final_temperature: the temperature after the last step. At 1000 the soft pass equals the hard one, except for
             samples on a boundary.
         hardening, reduction: weight and kind of the hardening loss.
@@ -171,7 +172,7 @@ class Recipe:
         return total
 
     def step(self) -> None:
-        """Call this after every step of the optimiser."""
+        """Call this after every step of the optimizer."""
         budget, count = self._budget, self.count + 1
         if self.data is not None and not budget.pending:  # loss() was not called, or compiled
             budget.add_forward(self.model)
@@ -198,7 +199,7 @@ class Recipe:
             self.close()
 
     def finish_(self, model: nn.Module) -> None:
-        """Rebalance a model and make it hard, as the last step does to the one in training.
+        """Rebalance a model and harden it, as the last step does to the one in training.
 
         Use it for a running mean of the weights, for copies evaluated during training, and, after close(), for training
         that ends early.
