@@ -19,7 +19,7 @@ from .backends.native_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
 from .last_forward import remember
 from .sharing import share
-from .tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, at_least_float32
+from .tensors import Leaves, Tree, at_least_float32
 
 
 class FFF(nn.Module):
@@ -57,7 +57,6 @@ class FFF(nn.Module):
     leaf_gate_weight: nn.Parameter | None
     leaf_gate_bias: nn.Parameter | None
     temperature_tensor: Tensor
-    _has_own_parameters = True  # False for a subclass that computes its tree or leaves
     # Whether data, a dense block or a file gave the tree and the leaves their weights: a Recipe then keeps them.
     fitted_tree: bool = False
     fitted_leaves: bool = False
@@ -119,12 +118,8 @@ class FFF(nn.Module):
         self.register_buffer("temperature_tensor", torch.ones((), device=device, dtype=wide))
         self.last_logits: Tensor | None = None
         self.last_mixture: Tensor | None = None
-        self._plans = PlanCache()
+        self._plans = self._no_plans()
         self.reset_parameters()
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls._has_own_parameters = cls.tree is FFF.tree and cls.leaves is FFF.leaves
 
     def reset_parameters(self) -> None:
         """Draw all parameters as nn.Linear would for the networks they belong to; set the temperature to 1."""
@@ -143,8 +138,7 @@ class FFF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
-            cached = self._has_own_parameters and not torch.compiler.is_compiling()
-            y = self._plans(x, self._parameters, self.activation) if cached else None
+            y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
             return functional.hard(x, self.tree, self.leaves, activation=self.activation) if y is None else y
         output, logits, mixture = functional.soft(
             x,
@@ -245,12 +239,24 @@ class FFF(nn.Module):
     @property
     def tree(self) -> Tree:
         """The parameters of the nodes, as the functions of `fastff.functional` take them."""
-        return Tree._make(getattr(self, name) for name in TREE_PARAMETERS)
+        return Tree(self.node_weight, self.node_bias, self.node_out_weight, self.node_out_bias)
 
     @property
     def leaves(self) -> Leaves:
         """The parameters of the leaves, as the functions of `fastff.functional` take them."""
-        return Leaves._make(getattr(self, name) for name in LEAF_PARAMETERS)
+        return Leaves(
+            self.leaf_in_weight,
+            self.leaf_in_bias,
+            self.leaf_out_weight,
+            self.leaf_out_bias,
+            self.leaf_gate_weight,
+            self.leaf_gate_bias,
+        )
+
+    def _no_plans(self) -> PlanCache:
+        """No plan yet; never one for a subclass that computes its tree or leaves."""
+        cls = type(self)
+        return PlanCache(cls.tree is FFF.tree and cls.leaves is FFF.leaves)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -258,7 +264,7 @@ class FFF(nn.Module):
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"last_logits": None, "last_mixture": None, "_plans": PlanCache()}
+        return self.__dict__ | {"last_logits": None, "last_mixture": None, "_plans": self._no_plans()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FFF":
         # By the state of FFF, also where torch.nn.utils.parametrize has put a class of its own before it.

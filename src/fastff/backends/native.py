@@ -113,6 +113,9 @@ class Plan:
 
     # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
     alike: Callable[..., bool] = staticmethod(lambda *_: False)
+    # For native_cache.py: gets the weights from a layer's parameters; the names of those that the layer does not have.
+    read: Callable[[Any], tuple[Tensor, ...]]
+    absent: Sequence[str]
 
     def __init__(self, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> None:
         lib = library()
@@ -127,7 +130,7 @@ class Plan:
         if reason := why_not(Request.make(kind, empty, tree, leaves, activation)):
             raise ValueError(f"backend='native' cannot run this hard pass: it {reason}.")
         num_leaves = len(tree.weight) + 1 if tree else len(weights[0])
-        self.activation, self.num_weights = activation, len(weights)
+        self.activation = activation
         self.out_features: int = leaves.out_weight.shape[-1] if leaves else 0
         self.dtype, self.in_features = weights[0].dtype, weights[0].shape[-1]
         self._row = self.in_features * self.dtype.itemsize  # bytes

@@ -18,7 +18,7 @@ from . import native
 from .choice import chosen
 from .request import Request
 
-_read, _NODES = itemgetter(*TREE_PARAMETERS, *LEAF_PARAMETERS), len(TREE_PARAMETERS)
+_NAMES, _NODES = (*TREE_PARAMETERS, *LEAF_PARAMETERS), len(TREE_PARAMETERS)
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -28,25 +28,29 @@ class PlanCache:
     That is: gradients, autocast, a tracer, another dtype or shape, or any chosen backend but native.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
         self.plan: native.Plan | None = None
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         """The hard pass of x by the parameters of an FFF layer, given by name; or None."""
         if _is_grad_enabled():
             return None
-        try:
-            weights = [t for t in _read(parameters) if t is not None]
-        except KeyError:  # a parametrization has one
-            return None
         plan = self.plan or self._make(x, parameters, activation)
-        if plan is None or len(weights) != plan.num_weights:
+        if plan is None:
+            return None
+        try:
+            weights = plan.read(parameters)
+            for name in plan.absent:
+                if parameters[name] is not None:
+                    raise KeyError(name)
+        except KeyError:  # the layer got a parameter, or a parametrization took one
             self.plan = None
             return None
         if not plan.alike(x, *weights):
             if not _is_simple(x, plan.dtype, plan.in_features):
                 return None
-            if not plan.reads(weights):
+            if any(t is None for t in weights) or not plan.reads(weights):
                 self.plan = None
                 return None
             plan.alike = alike_test(x, weights)
@@ -62,9 +66,11 @@ class PlanCache:
 
     def _make(self, x: Any, parameters: Mapping[str, Any], activation: Activation) -> native.Plan | None:
         """A plan for these parameters, if this is a case for one. What does not fit, `functional.hard` refuses."""
-        tensors = _read(parameters)
+        tensors = [parameters.get(name, self) for name in _NAMES]  # self: a parametrization has it
         weight, present = tensors[0], [t for t in tensors if t is not None]
-        if chosen() not in ("auto", "native") or not isinstance(activation, str) or not is_plain(*present):
+        if not self.enabled or chosen() not in ("auto", "native") or not isinstance(activation, str):
+            return None
+        if not is_plain(*present):
             return None
         if weight is None or not weight.dim() or weight.dtype not in native._DTYPES:
             return None
@@ -73,8 +79,12 @@ class PlanCache:
         tree, leaves = alias(Tree._make(tensors[:_NODES])), alias(Leaves._make(tensors[_NODES:]))
         if native.why_not(Request.make("hard", x.view(-1, x.shape[-1]), tree, leaves, activation)):
             return None
-        self.plan = native.Plan(tree, leaves, activation).let_go()
-        return self.plan
+        plan = native.Plan(tree, leaves, activation).let_go()
+        # Kept with the plan, so that a thread that replaces it cannot mix them.
+        plan.read = itemgetter(*(name for name, t in zip(_NAMES, tensors, strict=True) if t is not None))
+        plan.absent = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
+        self.plan = plan
+        return plan
 
 
 def _is_simple(x: Any, dtype: torch.dtype, features: int) -> bool:

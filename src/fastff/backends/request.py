@@ -24,12 +24,13 @@ class Request(NamedTuple):
     x: Tensor  # (batch, in), in the dtype in which the pass runs
     tree: Tree | None  # None: visit
     leaves: Leaves | None  # None: route
-    weights: list[Tensor]  # the tensors of both that are there
     activation: Activation
     leaf: Tensor | None  # visit: the leaf of each sample
     options: SoftOptions  # soft
-    is_plain: bool  # compiled code may read the tensors: they hold their numbers, and nobody traces
     is_compiling: bool
+    # Not asked for the soft pass, which is made of operations that have a gradient:
+    weights: list[Tensor]  # the parameters
+    is_plain: bool  # compiled code may read the tensors: they hold their numbers, and nobody traces
     needs_grad: bool  # of x or the leaves
 
     @classmethod
@@ -44,15 +45,17 @@ class Request(NamedTuple):
         leaf: Tensor | None = None,
         options: SoftOptions | None = None,
     ) -> "Request":
+        given = kind, x, tree, leaves, activation, leaf, options or SoftOptions(), torch.compiler.is_compiling()
+        if kind == "soft":
+            return cls(*given, [], False, False)
         weights = [t for t in (*(tree or ()), *(leaves or ())) if t is not None]
         plain = is_plain(x, *weights)
-        if plain and kind != "soft":  # kernels read memory themselves
+        if plain:  # kernels read memory themselves
             check_allocated("x", x)
             for name, part in (("tree", tree), ("leaves", leaves)):
-                for key, tensor in part._asdict().items() if part else ():
+                for key, tensor in zip(part._fields, part, strict=True) if part else ():
                     check_allocated(f"{name}.{key}", tensor)
-        given = kind, x, tree, leaves, weights, activation, leaf, options or SoftOptions()
-        return cls(*given, plain, torch.compiler.is_compiling(), needs_grad(x, *(leaves or ())))
+        return cls(*given, weights, plain, needs_grad(x, *(leaves or ())))
 
     @property
     def arguments(self) -> tuple[Any, ...]:
