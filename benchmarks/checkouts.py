@@ -4,7 +4,8 @@
     python benchmarks/checkouts.py /tmp/before . --output results/checkouts.csv
 
 One child process for each checkout waits for the name of a case, times it for a third of a second on one thread, and
-answers. The order changes from round to round; medians over the rounds are compared.
+answers. The order changes from round to round. Processes differ by some percent in their memory layout, so there are
+several pairs of them. Medians over all rounds are compared.
 """
 
 import argparse
@@ -32,12 +33,14 @@ CASES = {  # in = out, depth, leaf width, batch, what runs
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", nargs=2, type=Path, help="the one before, the one after")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of processes")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of each pair")
     parser.add_argument("--output", type=Path, help="write a CSV file")
     options = parser.parse_args()
-    children = [_start(folder / "src") for folder in options.checkouts]
     found: dict[str, list[list[float]]] = {name: [[], []] for name in CASES}
-    for turn in range(options.rounds):
+    for turn in range(options.pairs * options.rounds):
+        if turn % options.rounds == 0:
+            children = [_start(folder / "src") for folder in options.checkouts]
         for name in CASES:
             for i in (0, 1) if turn % 2 else (1, 0):
                 found[name][i].append(_ask(children[i], name))
@@ -51,7 +54,13 @@ def main() -> None:
         from fastff.provenance import machine
 
         commits = [_commit(folder) for folder in options.checkouts]
-        about = {"rounds": options.rounds, "before": commits[0], "after": commits[1], "machine": machine("cpu")}
+        about = {
+            "pairs": options.pairs,
+            "rounds": options.rounds,
+            "before": commits[0],
+            "after": commits[1],
+            "machine": machine("cpu"),
+        }
         with options.output.open("w", newline="") as file:
             writer = csv.DictWriter(file, [*rows[0], *about])
             writer.writeheader()
