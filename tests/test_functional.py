@@ -57,7 +57,7 @@ def test_mixture_of_given_logits():
     logits = torch.tensor([0.0, torch.inf, -torch.inf])  # undecided at the root, then right, or left
     assert functional.mixture(logits).tolist() == [0.0, 0.5, 0.5, 0.0]
     assert functional.mixture(torch.zeros(2, 3, 0)).shape == (2, 3, 1)
-    with pytest.raises(ValueError, match="power of two of leaves; got 5"):
+    with pytest.raises(ValueError, match=r"2\*\*depth - 1 nodes \(0, 1, 3, 7, ...\); got \(2, 4\)"):
         functional.mixture(torch.zeros(2, 4))
 
 

@@ -205,3 +205,33 @@ def test_the_activation_of_a_walk(layer):
     for run in (functional.route, functional.node_logits):
         with pytest.raises(ValueError, match="activation must be one of"):
             run(torch.randn(5, 16), layer.tree, activation="zzz")
+
+
+def test_tuples_of_another_kind_are_named():
+    """Swapped or missing tuples ended in errors about `_make` and `_fields`."""
+    layer, x = make(dtype=torch.float32), torch.randn(3, 5)
+    for call in (
+        lambda: functional.route(layer.tree, x),
+        lambda: functional.hard(x, layer.leaves, layer.tree),
+        lambda: functional.hard(x, None, layer.leaves),
+        lambda: functional.soft(x, layer.leaves, layer.leaves),
+    ):
+        with pytest.raises(TypeError, match=r"tree must be a fastff.functional.Tree, such as layer.tree; got"):
+            call()
+    with pytest.raises(TypeError, match=r"leaves must be a fastff.functional.Leaves, such as layer.leaves; got tuple"):
+        functional.visit(x, torch.zeros(3, dtype=torch.int64), tuple(layer.leaves), "relu")
+
+
+@pytest.mark.parametrize("function", [functional.mixture, functional.walk])
+def test_logits_of_no_tree(function):
+    with pytest.raises(ValueError, match=r"2\*\*depth - 1 nodes \(0, 1, 3, 7, ...\); got \(5, 4\)"):
+        function(torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("value", [-2.0, 0.0, float("inf"), float("nan")])
+def test_a_state_with_a_bad_temperature_is_refused(value):
+    layer = make()
+    state = layer.state_dict() | {"temperature_tensor": torch.tensor(value, dtype=torch.float64)}
+    with pytest.raises(RuntimeError, match="temperature_tensor must be positive and finite"):
+        layer.load_state_dict(state)
+    assert layer.temperature == 1.0

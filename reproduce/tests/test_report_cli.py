@@ -99,3 +99,13 @@ def test_a_report_from_a_file_of_rows(tmp_path):
     assert missing.exit_code == 2
     assert "nothere.csvdoesnotexist" in re.sub(r"[\s│]", "", missing.output)  # in a box, which breaks lines
     assert not (tmp_path / "other.sqlite").exists()
+
+
+def test_rows_that_cannot_be_read_leave_no_store(tmp_path, monkeypatch):
+    """An empty store stayed behind, and the next report was a page of nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "garbage.csv").write_text("garbage\n")
+    done = fastff_("report --rows garbage.csv --store new.sqlite --output page.html")
+    assert done.exit_code == 2, done.output
+    assert not list(tmp_path.glob("new.sqlite*"))
+    assert "does not exist" in fastff_("report --store new.sqlite --output page.html").output

@@ -133,7 +133,10 @@ def walk(logits: Tensor) -> Tensor:
 def _rows(name: str, logits: Tensor) -> Tensor:
     if not isinstance(logits, Tensor) or not logits.dim():
         raise ValueError(f"{name} expects logits of shape (..., nodes); got {logits!r:.80}.")
-    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
+    nodes = int(logits.shape[-1])  # a tensor under torch.jit.trace
+    if nodes & (nodes + 1):
+        raise ValueError(f"{name} expects logits of 2**depth - 1 nodes (0, 1, 3, 7, ...); got {tuple(logits.shape)}.")
+    return logits.reshape(logits.shape[:-1].numel(), nodes)
 
 
 def flatten(x: Tensor, weight: Tensor, layer: str = "FFF") -> Tensor:
@@ -161,5 +164,7 @@ def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
 def snapshot(tensors: Parts) -> Parts:
     """Aliases of tensors, where no gradient is asked for: what is checked is then what is read."""
+    if not isinstance(tensors, Tree | Leaves):
+        return tensors  # the checks say what is wrong with it
     found = [t for t in tensors if t is not None]
     return tensors if not is_plain(*found) or needs_grad(*found) else alias(tensors)

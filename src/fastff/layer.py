@@ -259,6 +259,12 @@ class FFF(nn.Module):
         return PlanCache(cls.tree is FFF.tree and cls.leaves is FFF.leaves)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        temperature = state_dict.get(f"{prefix}temperature_tensor")
+        if type(temperature) is Tensor and not temperature.is_meta and temperature.numel() == 1:
+            value = float(temperature)
+            if not 0 < value < math.inf:
+                args[-1].append(f"{prefix}temperature_tensor must be positive and finite; got {value}.")
+                return
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.fitted_tree |= f"{prefix}node_weight" in state_dict
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict

@@ -117,6 +117,10 @@ def check_leaves(leaves: Leaves, activation: Activation) -> None:
 
 def _check_tensors(name: str, tensors: Tree | Leaves, required: tuple[str, ...]) -> None:
     """Raise unless all parts are dense tensors, or None where that is allowed."""
+    kind = {"tree": Tree, "leaves": Leaves}[name]
+    if not isinstance(tensors, kind):
+        wanted = f"fastff.functional.{kind.__name__}, such as layer.{name}"
+        raise TypeError(f"{name} must be a {wanted}; got {type(tensors).__name__}.")
     for key, tensor in zip(tensors._fields, tensors, strict=True):
         if tensor is None and key not in required:
             continue

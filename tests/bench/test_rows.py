@@ -33,7 +33,7 @@ def test_rows_survive_a_file(tmp_path):
     (auto,) = [row for row in rows if row["backend"] == "auto"]
     with torch.inference_mode():
         said = str(fastff.explain(Problem(SMALL).layer, Problem(SMALL).inputs[0]))
-    assert auto["note"] == " ".join(said.split())
+    assert auto["note"] == "; ".join(said.splitlines())
 
 
 def test_a_file_is_never_half_written(tmp_path, monkeypatch):

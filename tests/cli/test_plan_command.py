@@ -21,7 +21,9 @@ def test_the_table_has_what_a_choice_is_made_by_and_csv_has_all():
     assert {len(row) for row in cells(done.stdout)} == {6}
     assert "training width" not in done.stdout
     reader = csv.DictReader(io.StringIO(fastff_(f"{command} --format csv").stdout))
-    assert reader.fieldnames == [field.name for field in dataclasses.fields(Choice)]
+    fields = [field.name for field in dataclasses.fields(Choice)]
+    assert reader.fieldnames[: len(fields) + 1] == ["recommended", *fields]
+    assert reader.fieldnames[len(fields) + 1 :][:3] == ["in_features", "out_features", "width"]
     rows = list(reader)
     assert [row["fits"] for row in rows] == ["True"] * 4 + ["False"] * 2
     assert rows[0]["training_size"] == "71"
@@ -50,6 +52,8 @@ def test_plan_as_a_table_and_as_json():
         assert 0 < choice["p20_us"] <= choice["time_us"] <= choice["p80_us"]
         assert choice["speedup"] > 0
         assert choice["fits"] is None
+        assert (choice["in_features"], choice["width"], choice["dtype"]) == (24, 64, "float32")
+    assert sum(choice["recommended"] for choice in choices) == 1
 
 
 @pytest.mark.slow

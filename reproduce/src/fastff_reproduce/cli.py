@@ -169,12 +169,18 @@ def report(
     read = {"--store": store, "--bench": file} | {f"--rows {path}": path for path in rows or []}
     log = {f"the {end[1:]} file of --store": store.with_name(store.name + end) for end in ("-wal", "-shm", "-journal")}
     apart(read | log, {"--output": output, "--export": export})
-    with Store(store, read_only=not rows) as opened, bad_flags():
-        if rows:
-            opened.include(*rows)
-        if export is not None:
-            opened.export(export, history)
-        page = pages.page(opened.records(), bench_rows.read(file) if file else [])
+    was_there = store.exists()
+    try:
+        with Store(store, read_only=not rows) as opened, bad_flags():
+            if rows:
+                opened.include(*rows)
+            if export is not None:
+                opened.export(export, history)
+            page = pages.page(opened.records(), bench_rows.read(file) if file else [])
+    except BaseException:
+        if not was_there:  # an empty store would make the next report an empty page
+            store.unlink(missing_ok=True)
+        raise
     with replacing(output) as written:
         written.write(page)
     console.print(str(output), soft_wrap=True)

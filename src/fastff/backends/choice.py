@@ -27,7 +27,8 @@ def available() -> list[str]:
 def check_name(name: str) -> None:
     """Raise unless this is "auto", or a backend that can run here."""
     if name != "auto" and name not in available():
-        why = f" ({native.status()})" if name == "native" else ""
+        reasons = {"native": native.status(), "triton": "it needs triton and a GPU that torch can use"}
+        why = f" ({reasons[name]})" if name in reasons else ""
         raise ValueError(f"backend={name!r} is not available here{why}. Available: auto, {', '.join(available())}.")
 
 

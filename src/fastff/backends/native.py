@@ -99,7 +99,7 @@ def why_not(request: Request) -> str:
 def describe(request: Request) -> str:
     few = len(request.x) < _threads()
     many = "threads share a row if its leaf is large" if few else "rows walk in groups, then leaf by leaf"
-    return f"{status()}, {_threads()} threads, {many}"
+    return f"{status()}, {_threads()} thread{'s' * (_threads() > 1)}, {many}"
 
 
 class Plan:

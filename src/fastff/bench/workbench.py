@@ -62,7 +62,7 @@ class Workbench:
             result.note = f"relative error {verdict.error:.2g}, allowed {verdict.allowed:.2g}"
             return None
         if result.model == "FFF" and result.backend == "auto":
-            result.note = " ".join(str(explain(self.problem.layer, self.problem.inputs[0])).split())
+            result.note = "; ".join(str(explain(self.problem.layer, self.problem.inputs[0])).splitlines())
         return runner
 
     def _stack(self, tensors: Sequence[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -66,17 +66,27 @@ def plan(
             deeper=deeper,
             progress=lambda _, total: advance(total=total),
         )
+    chosen, why, failure = None, "", ""
+    try:
+        chosen, why = core.recommend(choices, regions)
+    except MemoryError as error:
+        failure = str(error)
     if format == "table":
         title = f"{in_features} -> {out_features} in place of a dense width of {width}, {place}"
         _table(printing.console, choices, title, everything)
     else:
-        names = [field.name for field in dataclasses.fields(core.Choice)]
-        printing.records([dataclasses.asdict(choice) for choice in choices], names, format)
-    try:
-        chosen, why = core.recommend(choices, regions)
-    except MemoryError as error:
-        printing.errors.print(f"Nothing to recommend: {error}", style="red", soft_wrap=True)
-        raise typer.Exit(1) from None
+        asked: dict[str, Any] = {
+            "in_features": in_features,
+            "out_features": out_features,
+            "width": width,
+            "batch": batch,
+        }
+        asked |= {"dtype": kind, "device": place, "activation": activation, "node_width": node_width}
+        rows = [{"recommended": one is chosen} | dataclasses.asdict(one) | asked for one in choices]
+        printing.records(rows, list(rows[0]), format)
+    if chosen is None:
+        printing.errors.print(f"Nothing to recommend: {failure}", style="red", soft_wrap=True)
+        raise typer.Exit(1)
     if format != "table":
         return
     sizes = f"{in_features}, {out_features}, depth={chosen.depth}, leaf_width={chosen.leaf_width}"
