@@ -15,7 +15,7 @@ from .runs import Case
 from .store import Store
 
 EXPERIMENT = ("experiment", "title", "about", "trainings", "data")
-DRY_RUN_COLUMNS = ("dataset", "model", "width", "leaf_width", "depth", "recipe", "goal", "stored", "to_train")
+PENDING = ("dataset", "model", "width", "leaf_width", "depth", "recipe", "goal", "stored", "to_train")
 
 
 def list_experiments(root: Path | None, format: str) -> None:
@@ -83,12 +83,12 @@ def dry_run(cases: Sequence[Case], path: Path, root: Path | None, ensemble: int,
     rows, name = list[dict[str, Any]](), summary.naming(cases)
     for part in parts(cases, len(cases)):
         case = part[0]
-        row = {column: getattr(case, column) for column in DRY_RUN_COLUMNS[:5]} | {"recipe": name(case), "goal": case.goal}
+        row = {column: getattr(case, column) for column in PENDING[:5]} | {"recipe": name(case), "goal": case.goal}
         row["stored"] = [case.seed for case in part if case.key in stored]
         row["to_train"] = [case.seed for case in part if case.key not in stored]
         rows.append(row)
     if format != "table":
-        _print(rows, DRY_RUN_COLUMNS, format)
+        _print(rows, PENDING, format)
         return
     table = Table(title=f"Trainings stored in {escape(str(path))}, and trainings to do")
     for column, value in rows[0].items():
