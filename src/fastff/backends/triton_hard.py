@@ -1,13 +1,11 @@
 """The hard pass on a GPU: how its Triton kernels are launched.
 
-Two ways, by the number t = batch / leaves of samples a leaf. Few: one program a sample walks the tree and runs the leaf
-(one launch). Many: samples are listed by leaf, and tiles of them go through both products of the leaf on tensor cores
-(two launches, and one that clears the counters of the lists). Nothing is sent to the host, so both can be captured in a
-CUDA graph; both give the same numbers at every run, since no number depends on the order in which samples arrive.
+By the number of samples a leaf. Few: one program a sample walks the tree and runs the leaf (one launch), or a leaf that
+is large is spread over many programs. Many: samples are listed by leaf, and tiles of them go through the leaf on tensor
+cores. Nothing is sent to the host, so every way can be captured in a CUDA graph; all give the same numbers at every
+run, since no number depends on the order in which samples arrive.
 """
 
-import functools
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -17,86 +15,33 @@ from .. import tree as heap
 from ..activations import GATED, PLAIN
 from ..tensors import Leaves, Tree
 from .request import Request
+from .triton_choice import Launch, Size, has_dependent_launch, launches, power_of_two, size_of
+from .triton_cost import fastest
 
 # `group` gives every leaf a list with room for the whole batch. Beyond this number of entries, samples are sorted.
 _MOST_LISTED = 2**25
-# Bytes, by the size of a number: where both ways take about the same time.
-_WORTH_GROUPING = {2: 2**25, 4: 2**27}
-
-
-class Launch(NamedTuple):
-    """How a hard pass runs: one program a sample, or samples grouped by leaf. The numbers are launch parameters."""
-
-    grouped: bool
-    # one program a sample
-    round: int = 3  # levels walked in one round
-    warps: int = 8
-    pdl: bool = False  # programmatic dependent launch: begin while the last kernel ends, and wait for it then
-    # grouped, the walk
-    tile: int = 16  # samples that walk together
-    top: int = 0  # levels whose nodes all go in one product
-    group_k: int = 128  # columns of that product at a time
-    group_warps: int = 4
-    # grouped, the leaves
-    leaf_tile: int = 16  # samples that go through a leaf together
-    splits: int = 1  # programs a leaf
-    k: int = 128  # columns of the first product at a time
-    n: int = 128  # columns of the second
-    stages: int = 3  # blocks of weights loaded ahead at a time
-    leaf_warps: int = 4
-
-
-def choose_launch(x: Tensor, leaves: int, leaf_weights: int, node_width: int) -> Launch:
-    """The launch for a batch of this size, from measurements on an H200."""
-    batch, depth, size = len(x), heap.depth_of(leaves), x.element_size()
-    # Grouped, a leaf's weights are read once, and not by every sample: worth two more launches if it saves enough.
-    saved = (batch - leaves * -math.expm1(-batch / leaves)) * leaf_weights * size
-    wide = x.shape[1] >= 2048
-    if saved < _WORTH_GROUPING[size]:
-        few_warps = depth <= 8 and not wide if size == 2 else batch >= 1024
-        pdl = x.is_cuda and _has_dependent_launch(x.device.index)
-        return Launch(False, warps=4 if few_warps else 8, pdl=pdl)
-    per_leaf = batch / leaves
-    if size == 4:
-        # Short products: tensor cores cut off what they add up, and `_precision` counts on 32 columns at a time.
-        launch = Launch(True, group_warps=4 if depth <= 5 else 8, k=32, n=64, stages=4)
-        if per_leaf <= 16:
-            return launch
-        if batch < 8192:
-            return launch._replace(splits=_splits(per_leaf, 16))
-        return launch._replace(splits=_splits(0.6 * per_leaf, 16))
-    launch = Launch(True, top=min(depth, 5) if node_width == 1 else 0, group_k=256)
-    if batch >= 8192 and node_width == 1 and depth <= 5:
-        launch = launch._replace(tile=32, group_k=128)
-    elif batch >= 8192 and node_width == 1 and depth <= 8:
-        launch = launch._replace(tile=128, top=depth, group_warps=8, group_k=64)
-    if per_leaf < 12:
-        return launch._replace(k=256, n=256, stages=4) if wide else launch._replace(leaf_warps=2)
-    if batch < 8192 or per_leaf < 32:
-        return launch._replace(leaf_tile=32, splits=_splits(per_leaf, 32), n=256, stages=3 if wide else 4)
-    return launch._replace(
-        leaf_tile=64, splits=_splits(0.75 * per_leaf, 64), k=64, n=64, stages=5 if per_leaf <= 128 else 4
-    )
-
-
-@functools.cache
-def _has_dependent_launch(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def describe(request: Request) -> str:
     x, leaves = request.x, request.leaves
     assert leaves is not None  # explain describes whole passes
-    launch = choose_launch(x, len(leaves.in_weight), _leaf_weights(leaves), _node_width(request.tree))
+    launch = _launch(x, request.tree, leaves)
     if not launch.grouped:
+        if launch.spread:
+            return "the leaf of each sample is spread over many programs"
         return "one program a sample walks the tree and runs the leaf"
     how = "sorted" if len(leaves.in_weight) * len(x) > _MOST_LISTED else "listed"
-    return f"samples are {how} by leaf, and tiles of them go through both products of the leaf"
+    spread = ", spread over neurons and outputs" if launch.spread else ""
+    return f"samples are {how} by leaf, and tiles of them go through both products of the leaf{spread}"
 
 
-def _splits(per_leaf: float, tile: int) -> int:
-    """Programs per leaf: twice the tiles of an even spread, since the spread is uneven."""
-    return max(1, round(2 * per_leaf / tile))
+def choose_launch(size: Size, pdl: bool) -> Launch:
+    """The fastest way, by the cost model."""
+    return launches(size)[fastest(size)]._replace(pdl=pdl)
+
+
+def _launch(x: Tensor, tree: Tree | None, leaves: Leaves) -> Launch:
+    return choose_launch(size_of(x, tree, leaves), x.is_cuda and has_dependent_launch(x.device.index))
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
@@ -108,12 +53,14 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch 
 def route(x: Tensor, tree: Tree, activation: str) -> Tensor:
     x = x.resolve_neg().contiguous()
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
-    # For the walk alone, as if a leaf had twice 32 neurons for each feature.
-    launch = choose_launch(x, len(tree.weight) + 1, 64 * x.shape[1], _node_width(tree))
     if len(x):
+        # For the walk alone, as if a leaf had 32 neurons and a column for each feature.
+        rows = torch.empty(len(tree.weight) + 1, 32, x.shape[1], device="meta")
+        launch = _launch(x, tree, Leaves(rows, None, rows, None))
         with torch.cuda.device_of(x):
             if launch.grouped:
-                _group(x, leaf, tree, None, activation, launch)
+                z = _node_products(x, tree, None, launch) if launch.splits else None
+                _group(x, z, leaf, tree, None, activation, launch)
             else:
                 _descend(x, leaf, tree, None, activation, launch)
     return leaf
@@ -125,27 +72,22 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: str) -> Tensor:
 
 def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch | None) -> Tensor:
     x = x.resolve_neg().contiguous()
-    num_leaves = len(leaves.in_weight)
-    launch = launch or choose_launch(x, num_leaves, _leaf_weights(leaves), _node_width(tree))
+    launch = launch or _launch(x, tree, leaves)
     if not len(x):
         return x.new_empty(0, leaves.out_weight.shape[-1])
     with torch.cuda.device_of(x):
-        if not launch.grouped:
-            return _descend(x, leaf, tree, leaves, activation, launch)
-        if num_leaves * len(x) <= _MOST_LISTED:
-            listed, count = _group(x, leaf, tree, num_leaves, activation, launch)
-            return _leaf_tiles(x, listed, count, leaves, activation, launch, False)
-        if tree is not None:
-            _group(x, leaf, tree, None, activation, launch)
-        ordered, order = leaf.sort()
-        begin = torch.searchsorted(ordered, torch.arange(num_leaves + 1, device=x.device))
-        return _leaf_tiles(x, order, begin, leaves, activation, launch, True)
+        if launch.grouped:
+            work = _list_samples(x, leaf, tree, len(leaves.in_weight), activation, launch)
+            return (_spread_tiles if launch.spread else _leaf_tiles)(x, work, leaves, activation, launch)
+        if launch.spread:
+            return _spread_samples(x, leaf, tree, leaves, activation, launch)
+        return _descend(x, leaf, tree, leaves, activation, launch)
 
 
 def _descend(
     x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves | None, activation: str, launch: Launch
 ) -> Tensor:
-    from .triton_kernels import descend
+    from .triton_sample_kernels import descend
 
     y = x if leaves is None else x.new_empty(len(x), leaves.out_weight.shape[-1])
     depth = _depth(tree)
@@ -155,49 +97,181 @@ def _descend(
     hidden = torch.empty(len(x) * width if leaves is not None else 0, dtype=torch.float32, device=x.device)
     descend[(len(x),)](
         x, *_node_tensors(x, tree), *_leaf_tensors(x, leaves), leaf, hidden, y,
-        IN=x.shape[1], DEPTH=depth, N=_node_width(tree), **_leaf_options(leaves, activation),
-        ROUTE=tree is not None, VISIT=leaves is not None, ROUND=rounds, BL=width, BLOCK=block,
-        BN=min(1024, power_of_two(y.shape[1])), KEPT_NODE=_fits(x, (1 << rounds) * features, launch.warps),
-        KEPT=_fits(x, width * features, launch.warps), WARPS=launch.warps, PDL=launch.pdl, num_warps=launch.warps,
-        **({"launch_pdl": True} if launch.pdl else {}),
+        IN=x.shape[1], OUT=y.shape[1], L=1 if leaves is None else leaves.out_weight.shape[1], DEPTH=depth,
+        N=_node_width(tree), **_leaf_options(leaves, activation), ROUTE=tree is not None, VISIT=leaves is not None,
+        ROUND=rounds, BL=width, BLOCK=block, BN=min(1024, power_of_two(y.shape[1])),
+        KEPT_NODE=_fits(x, (1 << rounds) * features, launch.warps), KEPT=_fits(x, width * features, launch.warps),
+        WARPS=launch.warps,
+        # Programs that wait hinder those of a full GPU.
+        EARLY=len(x) <= 128, **_options(launch, launch.warps),
     )  # fmt: skip
     return y
 
 
-def _group(
-    x: Tensor, leaf: Tensor, tree: Tree | None, leaves: int | None, activation: str, launch: Launch
-) -> tuple[Tensor, Tensor]:
-    """Fills in the leaf of each sample, given a tree; returns the lists of all leaves, and their lengths."""
-    from .triton_kernels import group
-
-    count = torch.zeros(leaves or 0, dtype=torch.int32, device=x.device)
-    listed = torch.empty((leaves or 0) * len(x), dtype=torch.int32, device=x.device)
-    group[(-(-len(x) // launch.tile),)](
-        x, *_node_tensors(x, tree), leaf, listed, count, len(x),
-        IN=x.shape[1], DEPTH=_depth(tree), N=_node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
-        LIST=leaves is not None, TOP=launch.top, BM=launch.tile,
-        BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))),
-        BLOCK=512 // x.element_size(), KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps),
-        num_warps=launch.group_warps,
-    )  # fmt: skip
-    return listed, count
-
-
-def _leaf_tiles(
-    x: Tensor, listed: Tensor, count: Tensor, leaves: Leaves, activation: str, launch: Launch, is_sorted: bool
+def _spread_samples(
+    x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch
 ) -> Tensor:
-    from .triton_kernels import leaf_tiles
+    """The leaf of each sample by many programs, first its hidden neurons, then its output columns."""
+    from .triton_sample_kernels import sample_hidden, sample_output
 
-    num_leaves, width, out = leaves.out_weight.shape
-    block = min(128, max(16, power_of_two(width)))
-    y = x.new_empty(len(x), out, dtype=torch.float32 if width > block else x.dtype)
-    leaf_tiles[(num_leaves, launch.splits)](
-        x, *_leaf_tensors(x, leaves), listed, count, y, len(x),
-        IN=x.shape[1], **_leaf_options(leaves, activation), PRECISION=_precision(x, width), SORTED=is_sorted,
-        BM=launch.leaf_tile, BK=min(launch.k, max(16, power_of_two(x.shape[1]))), BL=block,
-        BN=min(launch.n, max(16, power_of_two(out))), STAGES=launch.stages, num_warps=launch.leaf_warps,
+    batch, features = x.shape
+    width, out = leaves.out_weight.shape[1:]
+    if tree is not None:
+        _descend(x, leaf, tree, None, activation, launch)
+    hidden = torch.empty(batch, width, dtype=torch.float32, device=x.device)
+    y = x.new_empty(batch, out)
+    weights = _leaf_tensors(x, leaves)
+    options = _leaf_options(leaves, activation)
+    has_out_bias = options.pop("OUT_BIAS")
+    warps = min(launch.leaf_warps, launch.block)
+    sample_hidden[(batch, -(-width // launch.block))](
+        x, *weights[:6], weights[8], leaf, hidden, width,
+        IN=features, **options, BL=launch.block, BLOCK=512 // x.element_size(),
+        KEPT=_fits(x, launch.block * power_of_two(features), warps), WARPS=warps, **_options(launch, warps),
     )  # fmt: skip
-    return y.to(x.dtype)
+    sample_output[(batch, -(-out // launch.n))](
+        weights[6], weights[7], leaf, hidden, y, width, out,
+        OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n,
+        **_options(launch, launch.leaf_warps),
+    )  # fmt: skip
+    return y
+
+
+class _Work(NamedTuple):
+    """The samples by leaf, and the tiles beyond those that every leaf has."""
+
+    listed: Tensor  # the samples of each leaf, in room for a batch each; is_sorted: all samples in order
+    count: Tensor  # the samples of each leaf; is_sorted: where each leaf begins
+    extra: Tensor  # (2, most extra tiles): leaf, and place in its list
+    number: Tensor  # of extra tiles
+    leaves: int
+    is_sorted: bool
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        return self.listed, self.count, self.extra, self.number
+
+    def most_tiles(self, launch: Launch) -> int:
+        return self.leaves * launch.per + self.extra.shape[1]
+
+
+def _list_samples(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: int, activation: str, launch: Launch) -> _Work:
+    """Fills in the leaf of each sample, given a tree; and what the kernels of the leaves have to do."""
+    from .triton_walk_kernels import clear, sorted_tiles
+
+    batch = len(x)
+    extra = torch.empty(2, batch // launch.leaf_tile, dtype=torch.int32, device=x.device)
+    is_sorted = leaves * batch > _MOST_LISTED
+    count = None if is_sorted else torch.empty(leaves + 1, dtype=torch.int32, device=x.device)
+    z = _node_products(x, tree, count, launch) if tree is not None and launch.splits else None
+    if count is not None:
+        if z is None:
+            clear[(-(-len(count) // 1024),)](count, len(count), **_options(launch, 4))
+        listed = torch.empty(leaves * batch, dtype=torch.int32, device=x.device)
+        _group(x, z, leaf, tree, (listed, count, extra), activation, launch)
+        return _Work(listed, count, extra, count[leaves:], leaves, False)
+    if tree is not None:
+        _group(x, z, leaf, tree, None, activation, launch)
+    ordered, order = leaf.sort()
+    first = torch.searchsorted(ordered, torch.arange(leaves + 1, device=x.device))
+    number = torch.zeros(1, dtype=torch.int32, device=x.device)
+    sorted_tiles[(-(-batch // 256),)](
+        ordered, first, number, extra, batch, extra.shape[1], BM=256, LISTED=launch.per * launch.leaf_tile,
+        LEAF_TILE=launch.leaf_tile,
+    )  # fmt: skip
+    return _Work(order, first, extra, number, leaves, True)
+
+
+def _node_products(x: Tensor, tree: Tree, count: Tensor | None, launch: Launch) -> Tensor:
+    """Parts of the logits of the top of the tree; also clears the counters, if given."""
+    from .triton_walk_kernels import node_products
+
+    batch, features = x.shape
+    columns = max(16, 1 << launch.top)
+    k = min(launch.product_k, max(16, power_of_two(features)))
+    span = -(-features // (launch.splits * k)) * k
+    z = torch.empty(launch.splits, batch, columns, dtype=torch.float32, device=x.device)
+    grid = -(-batch // launch.product_tile), -(-columns // launch.product_nodes), launch.splits
+    node_products[grid](
+        x, tree.weight, z, z if count is None else count, batch, (1 << launch.top) - 1, features, span,
+        0 if count is None else len(count),
+        COLUMNS=columns, BM=launch.product_tile, BN=launch.product_nodes, BK=k, EVEN=features % k == 0,
+        STAGES=min(4, span // k), **_options(launch, 8 if launch.product_tile == 128 else 4),
+    )  # fmt: skip
+    return z
+
+
+def _group(
+    x: Tensor, z: Tensor | None, leaf: Tensor, tree: Tree | None, lists: tuple[Tensor, Tensor, Tensor] | None,
+    activation: str, launch: Launch,
+) -> None:  # fmt: skip
+    """Fills in the leaf of each sample, given a tree; the lists of all leaves with their lengths, and extra tiles."""
+    from .triton_walk_kernels import group
+
+    listed, count, extra = lists or (leaf, leaf, leaf)
+    leaves, most = (len(count) - 1, extra.shape[1]) if lists else (0, 0)
+    splits = 0 if z is None else len(z)
+    group[(-(-len(x) // launch.tile),)](
+        x, x if z is None else z, *_node_tensors(x, tree), leaf, listed, count, extra, len(x), leaves, most,
+        IN=x.shape[1], DEPTH=_depth(tree), N=_node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
+        LIST=lists is not None, TOP=launch.top if tree is not None else 0, SPLITS=splits, BM=launch.tile,
+        BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))), BLOCK=512 // x.element_size(),
+        KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps), LISTED=launch.per * launch.leaf_tile,
+        LEAF_TILE=launch.leaf_tile,
+        **_options(launch, launch.group_warps),
+    )  # fmt: skip
+
+
+def _leaf_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch: Launch) -> Tensor:
+    from .triton_group_kernels import leaf_tiles
+
+    features, width, out = x.shape[1], *leaves.out_weight.shape[1:]
+    y = x.new_empty(len(x), out)
+    k = min(launch.k, max(16, power_of_two(features)))
+    most = work.extra.shape[1]
+    leaf_tiles[(work.most_tiles(launch),)](
+        x, *_leaf_tensors(x, leaves), *work.arguments(), y, len(x), work.leaves, most,
+        features=features, width=width, out=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width), PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile,
+        BL=max(16, power_of_two(width)), BK=k, BN=min(launch.n, max(16, power_of_two(out))), EVEN=features % k == 0,
+        STAGES=launch.stages, **_options(launch, launch.leaf_warps),
+    )  # fmt: skip
+    return y
+
+
+def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch: Launch) -> Tensor:
+    from .triton_group_kernels import group_hidden, group_output
+
+    features, width, out = x.shape[1], *leaves.out_weight.shape[1:]
+    hidden = x.new_empty(len(x), width)
+    y = x.new_empty(len(x), out)
+    most = work.extra.shape[1]
+    k = min(launch.k, max(16, power_of_two(features)))
+    j = min(launch.out_k, max(16, power_of_two(width)))
+    n = min(launch.n, max(16, power_of_two(out)))
+    weights = _leaf_tensors(x, leaves)
+    options = _leaf_options(leaves, activation)
+    has_out_bias = options.pop("OUT_BIAS")
+    common = {
+        "PRECISION": _precision(x, width), "PER": launch.per, "SORTED": work.is_sorted, "BM": launch.leaf_tile,
+        **_options(launch, launch.leaf_warps),
+    }  # fmt: skip
+    tiles, blocks = work.most_tiles(launch), -(-width // launch.block)
+    group_hidden[(tiles * blocks,)](
+        x, *weights[:6], weights[8], *work.arguments(), hidden, len(x), work.leaves, most, features, width, blocks,
+        **options, **common, BL=launch.block, BK=k, EVEN=features % k == 0, STAGES=launch.stages,
+    )  # fmt: skip
+    one = width <= j
+    span = max(n, launch.span) if one else n
+    blocks = -(-out // span)
+    group_output[(tiles * blocks,)](
+        weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, width, out, blocks, span,
+        OUT_BIAS=has_out_bias, **common, BJ=j, BN=n, EVEN=width % j == 0 and out % n == 0, ONE=one,
+        STAGES=launch.out_stages,
+    )  # fmt: skip
+    return y
+
+
+def _options(launch: Launch, warps: int) -> dict[str, Any]:
+    return {"PDL": launch.pdl, "num_warps": warps} | ({"launch_pdl": True} if launch.pdl else {})
 
 
 def _precision(x: Tensor, leaf_width: int) -> str:
@@ -225,40 +299,33 @@ def _node_width(tree: Tree | None) -> int:
     return 1 if tree is None or tree.out_weight is None else tree.out_weight.shape[1]
 
 
-def _leaf_weights(leaves: Leaves) -> int:
-    return sum(
-        part[0].numel() for part in (leaves.in_weight, leaves.gate_weight, leaves.out_weight) if part is not None
-    )
-
-
 def _node_tensors(x: Tensor, tree: Tree | None) -> tuple[Tensor, ...]:
     """A kernel's arguments. Absent tensors are passed as x and never read."""
     return (x,) * 4 if tree is None else tuple(x if part is None else part for part in tree)
 
 
 def _leaf_tensors(x: Tensor, leaves: Leaves | None) -> tuple[Tensor, ...]:
+    """Weight, bias and scale of the first layer, of the gate and of the second layer."""
     if leaves is None:
-        return (x,) * 6
-    first = (leaves.in_weight, leaves.in_bias, leaves.gate_weight, leaves.gate_bias)
-    return tuple(x if part is None else part for part in (*first, leaves.out_weight, leaves.out_bias))
+        return (x,) * 9
+    parts = (
+        leaves.in_weight, leaves.in_bias, None, leaves.gate_weight, leaves.gate_bias, None, leaves.out_weight,
+        leaves.out_bias, None,
+    )  # fmt: skip
+    return tuple(x if part is None else part for part in parts)
 
 
 def _leaf_options(leaves: Leaves | None, activation: str) -> dict[str, Any]:
     return {
-        "OUT": 1 if leaves is None else leaves.out_weight.shape[2],
-        "L": 1 if leaves is None else leaves.out_weight.shape[1],
         "ACT": function_name(activation),
         "GATED": leaves is not None and leaves.gate_weight is not None,
         "IN_BIAS": leaves is not None and leaves.in_bias is not None,
         "GATE_BIAS": leaves is not None and leaves.gate_bias is not None,
         "OUT_BIAS": leaves is not None and leaves.out_bias is not None,
+        "INT8": leaves is not None and leaves.in_weight.dtype == torch.int8,
     }
 
 
 def function_name(activation: str) -> str:
     """The ACT of the kernels."""
     return (GATED if activation in GATED else PLAIN)[activation].__name__
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -1,0 +1,221 @@
+"""How the Triton kernels of a hard pass are launched: the ways there are, and their launch parameters for a size.
+
+Samples go one by one or grouped by leaf; a leaf goes to one program, or is spread over several. `triton_cost` says
+which of these ways is fastest for a size.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import tree as heap
+from ..tensors import Leaves, Tree
+
+_SHARED = 227 * 1024  # bytes of shared memory that a program may have on a Hopper GPU
+
+
+class Launch(NamedTuple):
+    """A way to run a hard pass, and its launch parameters."""
+
+    grouped: bool = False
+    spread: bool = False
+    pdl: bool = False  # programmatic dependent launch: begin while the last kernel ends, and wait for it then
+    # the walk
+    round: int = 3  # one by one: levels walked in one round
+    warps: int = 8
+    tile: int = 16  # grouped: samples that walk together
+    top: int = 0  # levels whose nodes all go in one product
+    group_k: int = 128  # columns of that product at a time
+    group_warps: int = 4
+    splits: int = 0  # parts of that product, each a program's; 0: the walk's own kernel takes it
+    product_tile: int = 16  # samples, nodes and columns of a program of that product
+    product_nodes: int = 16
+    product_k: int = 128
+    # the leaves
+    leaf_tile: int = 16  # grouped: samples that go through a leaf together
+    per: int = 1  # tiles that every leaf has
+    block: int = 128  # spread: neurons of a program
+    k: int = 128  # columns of the first product at a time
+    n: int = 128  # columns of the second
+    out_k: int = 128  # spread: neurons of the second at a time
+    span: int = 512  # output columns of a program
+    stages: int = 3  # blocks of weights loaded ahead at a time
+    out_stages: int = 3
+    leaf_warps: int = 4
+
+
+class Size(NamedTuple):
+    """What the choice depends on."""
+
+    batch: int
+    features: int
+    out: int
+    depth: int
+    leaf_width: int
+    node_width: int
+    gated: bool
+    bytes: int  # of an input
+    weight_bytes: int  # of a leaf's weight
+    shared: int = _SHARED  # bytes of shared memory that a program may have
+
+    @property
+    def leaves(self) -> int:
+        return 1 << self.depth
+
+    @property
+    def per_leaf(self) -> float:
+        return self.batch / self.leaves
+
+    @property
+    def used_leaves(self) -> float:
+        """The leaves that samples reach, if each is as likely as another."""
+        return -self.leaves * math.expm1(-self.per_leaf)
+
+    @property
+    def leaf_bytes(self) -> int:
+        return self.leaf_width * (self.features * (1 + self.gated) + self.out) * self.weight_bytes
+
+
+def size_of(x: Tensor, tree: Tree | None, leaves: Leaves) -> Size:
+    num_leaves, width, out = leaves.out_weight.shape
+    node_width = 1 if tree is None or tree.out_weight is None else tree.out_weight.shape[1]
+    shared = _shared_memory(x.device.index) if x.is_cuda else _SHARED
+    return Size(
+        len(x), x.shape[1], out, heap.depth_of(num_leaves), width, node_width, leaves.gate_weight is not None,
+        x.element_size(), leaves.out_weight.element_size(), shared,
+    )  # fmt: skip
+
+
+def launches(size: Size) -> dict[str, Launch]:
+    """The ways that can run this size, by name."""
+    ways = {"spread": _spread(size), "spread tiles": _spread_tiles(size)}
+    # These hold a leaf's hidden layer in one program; the first unrolls its rows, which takes long to compile.
+    if size.leaf_width <= 128:
+        ways["tiles"] = _tiles(size)
+        if size.leaf_width * size.features <= 2**19:
+            ways["alone"] = _alone(size)
+    return ways
+
+
+def _alone(size: Size) -> Launch:
+    """One program a sample."""
+    few = size.depth <= 8 and size.features < 2048 if size.bytes == 2 else size.batch >= 1024
+    return Launch(warps=4 if few else 8)
+
+
+def _spread(size: Size) -> Launch:
+    """The leaf of one sample spread over programs."""
+    few = size.batch * size.leaf_width <= 1024
+    launch = Launch(spread=True, block=4 if few else 8)
+    if size.batch < 24:
+        return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
+    return launch._replace(n=min(1024, power_of_two(size.out)), out_k=min(16, power_of_two(size.leaf_width)))
+
+
+def _grouped(size: Size) -> Launch:
+    """How the samples of each leaf are listed."""
+    if size.bytes == 4:
+        return Launch(True, group_warps=4 if size.depth <= 5 else 8)
+    if size.node_width > 1 or not size.depth:
+        return Launch(True)
+    if size.features >= 2048:
+        return _with_products(size)
+    if size.batch >= 8192 and size.depth <= 5:
+        return Launch(True, tile=32, top=size.depth, group_k=128)
+    if size.batch >= 8192 and size.depth <= 8:
+        return Launch(True, tile=128, top=size.depth, group_warps=8, group_k=64)
+    return Launch(True, top=min(size.depth, 5), group_k=256)
+
+
+def _with_products(size: Size) -> Launch:
+    """Wide inputs: the top of the tree by products that are spread over the GPU, up to eight levels."""
+    top = min(size.depth, 8)
+    tile = min(64 if size.batch < 2048 else 128, max(16, power_of_two(size.batch)))
+    nodes = min(128, max(16, 1 << top))
+    k = 64 if tile == 128 else 128
+    programs = -(-size.batch // tile) * -(-(1 << top) // nodes)
+    splits = max(1, min(16, size.features // k, power_of_two(math.ceil(64 / programs))))
+    return Launch(True, top=top, splits=splits, product_tile=tile, product_nodes=nodes, product_k=k)
+
+
+def _tiles(size: Size) -> Launch:
+    """Both products of a leaf in one program, for a tile of its samples."""
+    launch, per_leaf = _grouped(size), size.per_leaf
+    if size.bytes == 4:
+        # Short products: tensor cores cut off what they add up, and `_precision` counts on 32 columns at a time.
+        launch = launch._replace(k=32, n=64, stages=4)
+    elif size.features >= 2048 and per_leaf < 48:
+        launch = launch._replace(leaf_tile=32, k=256, n=256, stages=3, leaf_warps=4)
+    elif size.features >= 2048:
+        launch = launch._replace(leaf_tile=64, k=64, n=128, stages=4, leaf_warps=8)
+    elif per_leaf < 12:
+        launch = launch._replace(leaf_warps=2)
+    elif size.batch < 8192 or per_leaf < 32:
+        launch = launch._replace(leaf_tile=32, n=256, stages=4)
+    else:
+        launch = launch._replace(leaf_tile=64, k=64, n=64, stages=5)
+    return _fit(size, _with_tiles(size, launch), power_of_two(size.leaf_width))
+
+
+def _spread_tiles(size: Size) -> Launch:
+    """A tile of a leaf's samples spread over programs."""
+    launch, per_leaf = _grouped(size), size.per_leaf
+    tile = 16 if per_leaf < 12 or size.bytes == 4 else 32 if per_leaf < 64 else 64
+    tiles = size.used_leaves + size.batch / tile / 2
+    block = 128
+    while block > 16 and tiles * size.leaf_width / block < 256:
+        block //= 2
+    launch = launch._replace(spread=True, leaf_tile=tile, block=min(block, max(16, power_of_two(size.leaf_width))))
+    if size.bytes == 4:
+        launch = launch._replace(k=32, n=64, out_k=32, stages=4)
+    elif tile == 64:
+        launch = launch._replace(k=64, n=256, out_k=64, stages=5, leaf_warps=8)
+    else:
+        each = (tile + launch.block * (1 + size.gated)) * 256 * size.bytes  # in flight, in each of two programs
+        stages = 1 + max(1, min(6, 100 * 1024 // each))
+        launch = launch._replace(k=256, n=128, out_k=128, stages=stages, leaf_warps=2 if launch.block == 16 else 4)
+    return _fit(size, _with_tiles(size, launch), launch.block)
+
+
+def _with_tiles(size: Size, launch: Launch) -> Launch:
+    return launch._replace(per=max(1, round(1.5 * size.per_leaf / launch.leaf_tile)))
+
+
+def _fit(size: Size, launch: Launch, block: int) -> Launch:
+    """The launch with fewer blocks in flight, and smaller ones, until they fit into shared memory."""
+    while _shared_bytes(size, launch, max(16, block)) > size.shared:
+        if launch.stages > 2:
+            launch = launch._replace(stages=launch.stages - 1, out_stages=min(launch.out_stages, launch.stages - 1))
+        else:
+            launch = launch._replace(k=max(16, launch.k // 2), n=max(16, launch.n // 2), out_k=max(16, launch.out_k // 2))
+    return launch
+
+
+def _shared_bytes(size: Size, launch: Launch, block: int) -> int:
+    """A bound on the shared memory of the leaves' kernels: blocks in flight, and a tile that changes its layout."""
+    first = (launch.stages - 1) * launch.k * (launch.leaf_tile * size.bytes + block * (1 + size.gated) * size.weight_bytes)
+    if not launch.spread:
+        second = (launch.stages - 1) * launch.n * (block * size.weight_bytes + 4)
+    else:
+        second = (launch.out_stages - 1) * launch.out_k * (launch.n * size.weight_bytes + launch.leaf_tile * size.bytes)
+    converted = 4 * launch.leaf_tile * max(block, launch.n)
+    # A block of int8 is converted on its way, and float32 goes in two or three parts.
+    parts = max(launch.k * (launch.leaf_tile + block), launch.out_k * (launch.n + launch.leaf_tile)) * size.bytes
+    return max(first, second) + converted + (parts if size.bytes == 4 or size.weight_bytes < size.bytes else 0)
+
+
+@functools.cache
+def has_dependent_launch(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@functools.cache
+def _shared_memory(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,272 @@
+"""Triton kernels that walk the tree: of one sample at a time, or of a batch, which they list by leaf.
+
+A walk never asks the host. Several levels go in one round: the logits of a small subtree become the bits of an integer,
+and the walk through it is a few shifts. The top of a tree, or all of it, can also go as one product with many samples:
+`node_products`, spread over the whole GPU. Sums are float32. A float32 decision never sees TF32.
+
+Blocks are 512 bytes wide, 16 for each lane of a warp, and one input meets many rows as (warps, 1, block) against
+(warps, rows / warps, block): Triton then gives both one layout, and converts neither.
+
+Launches are chained (programmatic dependent launch): a kernel begins while the one before it ends. Each calls `wait_in_turn`
+first: it waits for the kernel before it, and only then lets the next begin. So what the kernel before the last wrote is
+there before the wait; it is read from the second-level cache (".cg"), since the first may hold an older copy.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from .triton_activations import act
+
+
+@triton.jit
+def wait_in_turn(PDL: tl.constexpr):
+    """Wait for the kernel before this one; then let the next begin."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def row_blocks(ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT: tl.constexpr):
+    """Some rows of a matrix with WIDTH columns, as a tuple of blocks (..., BLOCK), all on their way at once."""
+    k = tl.arange(0, BLOCK)
+    row = ptr + tl.expand_dims(rows.to(tl.int64), -1) * WIDTH
+    valid = tl.expand_dims(valid, -1)
+    blocks = ()
+    for at in tl.static_range(0, WIDTH, BLOCK):
+        block = tl.load(row + at + k, valid & (at + k < WIDTH), 0.0, eviction_policy=EVICT)
+        blocks = blocks + (block,)  # noqa: RUF005 (Triton has no unpacking)
+    return blocks
+
+
+@triton.jit
+def row_products(
+    x, x_ptr, x_rows, w_ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr,
+    EVICT: tl.constexpr,
+):  # fmt: skip
+    """The scalar products of rows of x, KEPT as blocks in x or read from x_ptr, with rows of w."""
+    if KEPT:
+        w = row_blocks(w_ptr, rows, valid, WIDTH, BLOCK, EVICT)
+        total = x[0].to(tl.float32) * w[0].to(tl.float32)
+        for at in tl.static_range(BLOCK, WIDTH, BLOCK):
+            total += x[at // BLOCK].to(tl.float32) * w[at // BLOCK].to(tl.float32)
+    else:
+        k = tl.arange(0, BLOCK)
+        x_row = x_ptr + tl.expand_dims(x_rows.to(tl.int64), -1) * WIDTH
+        w_row = w_ptr + tl.expand_dims(rows.to(tl.int64), -1) * WIDTH
+        total = (tl.expand_dims(rows, -1) + k).to(tl.float32) * 0
+        for at in tl.range(0, WIDTH, BLOCK):
+            one = tl.load(w_row + at + k, tl.expand_dims(valid, -1) & (at + k < WIDTH), 0.0, eviction_policy=EVICT)
+            total += one.to(tl.float32) * tl.load(x_row + at + k, at + k < WIDTH, 0.0).to(tl.float32)
+    return tl.sum(total, -1)
+
+
+@triton.jit
+def node_logits(
+    x, x_ptr, x_rows, node, valid, nodes, IN: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr,
+    KEPT: tl.constexpr,
+):  # fmt: skip
+    """The logit of a node in each row, at the input in that row. Nodes are used often and should stay cached."""
+    weight, bias, out_weight, out_bias = nodes
+    z = tl.zeros(node.shape, tl.float32)
+    for q in tl.static_range(N):
+        hidden = row_products(x, x_ptr, x_rows, weight, node * N + q, valid, IN, BLOCK, KEPT, "evict_last")
+        hidden += tl.load(bias + node * N + q, valid, 0.0).to(tl.float32)
+        if N == 1:
+            z = hidden
+        else:
+            z += act(hidden, ACT) * tl.load(out_weight + node * N + q, valid, 0.0).to(tl.float32)
+    if N > 1:
+        z += tl.load(out_bias + node, valid, 0.0).to(tl.float32)
+    return z
+
+
+@triton.jit
+def row_numbers(ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """0 ... ROWS - 1 as (warps, rows / warps)."""
+    return tl.arange(0, WARPS)[:, None] * (ROWS // WARPS) + tl.arange(0, ROWS // WARPS)[None, :]
+
+
+@triton.jit
+def walk_round(
+    x_ptr, node, nodes, LEVELS: tl.constexpr, IN: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr,
+    BLOCK: tl.constexpr, KEPT: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """LEVELS further down from a node: the whole subtree's logits at once, as the bits of an integer."""
+    WIDE: tl.constexpr = min(WARPS, 1 << LEVELS)
+    i = row_numbers(1 << LEVELS, WIDE)  # in heap order within the subtree; the last is none
+    level = i * 0
+    for m in tl.static_range(1, LEVELS):
+        level += (i >= (1 << m) - 1).to(tl.int32)
+    below = ((node + 1) << level) + i - (1 << level)
+    valid = i < (1 << LEVELS) - 1
+    one = tl.zeros((WIDE, 1), tl.int32)
+    x = ()
+    if KEPT:
+        x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "")
+    z = node_logits(x, x_ptr, one, below, valid, nodes, IN, N, ACT, BLOCK, KEPT)
+    bits = tl.sum(tl.sum(((z >= 0) & valid).to(tl.int32) << i, 1), 0)
+    at = node * 0
+    for _ in tl.static_range(LEVELS):
+        at = 2 * at + 1 + ((bits >> at) & 1)
+    return ((node + 1) << LEVELS) + at - (1 << LEVELS)
+
+
+@triton.jit
+def walk_down(z, LEVELS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The node that each sample reaches, LEVELS down from the root, given the logits (samples, COLUMNS) of the top."""
+    SAMPLES: tl.constexpr = z.shape[0]
+    i = tl.arange(0, COLUMNS)
+    bit = (z >= 0).to(tl.int32) << (i & 31)[None, :]
+    node = tl.zeros((SAMPLES,), tl.int32)
+    if COLUMNS <= 32:
+        word = tl.sum(bit, 1)
+        for _ in tl.static_range(LEVELS):
+            node = 2 * node + 1 + ((word >> node) & 1)
+    else:
+        words = tl.sum(tl.reshape(bit, (SAMPLES, COLUMNS // 32, 32)), 2)
+        w = tl.arange(0, COLUMNS // 32)
+        for _ in tl.static_range(LEVELS):
+            word = tl.sum(tl.where(w[None, :] == (node >> 5)[:, None], words, 0), 1)
+            node = 2 * node + 1 + ((word >> (node & 31)) & 1)
+    return node
+
+
+@triton.jit
+def read_logits(z_ptr, bias, sample, real, batch, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr):
+    """The logits (samples, COLUMNS) that `node_products` left in SPLITS parts."""
+    i = tl.arange(0, COLUMNS)
+    inside = i < (1 << LEVELS) - 1
+    z = tl.zeros((sample.shape[0], COLUMNS), tl.float32)
+    for split in tl.static_range(SPLITS):
+        row = z_ptr + (sample.to(tl.int64) + split * batch)[:, None] * COLUMNS
+        z += tl.load(row + i[None, :], real[:, None] & inside[None, :], 0.0, cache_modifier=".cg")
+    return z + tl.load(bias + i, inside, 0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def node_products(
+    x_ptr, weight, z_ptr, count_ptr, batch, nodes, features, span, counters,
+    COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The products of samples with the nodes at the top of the tree, over `span` features: one part of the logits.
+
+    Program (tile of samples, block of nodes, part). The first one also clears the counters that `group` uses.
+    """
+    wait_in_turn(PDL)
+    part = tl.program_id(2)
+    if tl.program_id(0) + tl.program_id(1) + part == 0:
+        for at in tl.range(0, counters, 1024):
+            c = at + tl.arange(0, 1024)
+            tl.store(count_ptr + c, c * 0, c < counters)
+    sample = tl.program_id(0) * BM + tl.arange(0, BM)
+    node = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    x_row = x_ptr + tl.where(sample < batch, sample, 0).to(tl.int64)[:, None] * features
+    w_row = weight + tl.where(node < nodes, node, 0)[None, :] * features
+    z = tl.zeros((BM, BN), tl.float32)
+    for at in tl.range(part * span, min(part * span + span, features), BK, num_stages=STAGES):
+        if EVEN:
+            x = tl.load(x_row + at + k[None, :])
+            w = tl.load(w_row + at + k[:, None], eviction_policy="evict_last")
+        else:
+            inside = at + k < features
+            x = tl.load(x_row + at + k[None, :], inside[None, :], 0.0)
+            w = tl.load(w_row + at + k[:, None], inside[:, None], 0.0, eviction_policy="evict_last")
+        z = tl.dot(x, w, z, input_precision="ieee")
+    z_row = z_ptr + (sample.to(tl.int64) + part * batch)[:, None] * COLUMNS
+    tl.store(z_row + node[None, :], z, (sample < batch)[:, None] & (node < COLUMNS)[None, :])
+
+
+@triton.jit
+def clear(count_ptr, counters, PDL: tl.constexpr):
+    """Sets the counters that `group` uses to zero."""
+    wait_in_turn(PDL)
+    c = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(count_ptr + c, c * 0, c < counters)
+
+
+@triton.jit
+def group(
+    x_ptr, z_ptr, weight, bias, node_out_weight, node_out_bias, leaf_ptr, list_ptr, count_ptr, extra_ptr, batch, leaves,
+    most_extra,
+    IN: tl.constexpr, DEPTH: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr, ROUTE: tl.constexpr, LIST: tl.constexpr,
+    TOP: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
+    KEPT: tl.constexpr, LISTED: tl.constexpr, LEAF_TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A tile of samples: their leaves, walked to or read, and each sample in the list of its leaf.
+
+    The first TOP levels by products with all their nodes, taken here or, in SPLITS parts, by `node_products`; the others
+    by the row of one node a sample. A list has room for the whole batch. The kernels of the leaves expect up to LISTED
+    samples in it; beyond, whoever begins a new tile of LEAF_TILE samples notes that tile as extra work. The order within
+    a list may differ from run to run; what is computed from it does not.
+    """
+    wait_in_turn(PDL)
+    t = tl.arange(0, BM)
+    sample = tl.program_id(0) * BM + t
+    real = sample < batch
+    if ROUTE:
+        node = t * 0
+        COLUMNS: tl.constexpr = max(16, 1 << TOP)
+        if SPLITS > 0:
+            z = read_logits(z_ptr, bias, sample, real, batch, TOP, COLUMNS, SPLITS)
+            node = walk_down(z, TOP, COLUMNS)
+        elif TOP > 0:
+            x_row = x_ptr + sample.to(tl.int64)[:, None] * IN
+            i = tl.arange(0, COLUMNS)
+            k = tl.arange(0, BK)
+            above = i < (1 << TOP) - 1
+            z = tl.zeros((BM, COLUMNS), tl.float32)
+            for at in tl.range(0, IN, BK):
+                inside = at + k < IN
+                x = tl.load(x_row + at + k[None, :], real[:, None] & inside[None, :], 0.0)
+                w_at = weight + i[None, :] * IN + at + k[:, None]
+                w = tl.load(w_at, above[None, :] & inside[:, None], 0.0, eviction_policy="evict_last")
+                z = tl.dot(x, w, z)
+            z += tl.load(bias + i, above, 0.0).to(tl.float32)[None, :]
+            node = walk_down(z, TOP, COLUMNS)
+        if TOP < DEPTH:
+            nodes = (weight, bias, node_out_weight, node_out_bias)
+            row = tl.where(real, sample, 0)
+            x = ()
+            if KEPT:
+                x = row_blocks(x_ptr, row, real, IN, BLOCK, "")
+            for _ in tl.static_range(TOP, DEPTH):
+                z = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT)
+                node = 2 * node + 1 + (z >= 0).to(tl.int32)
+        leaf = node - ((1 << DEPTH) - 1)
+        tl.store(leaf_ptr + sample, leaf.to(leaf_ptr.dtype.element_ty), real)
+    else:
+        leaf = tl.load(leaf_ptr + sample, real, 0).to(tl.int32)
+    if LIST:
+        place = tl.atomic_add(count_ptr + leaf, t * 0 + 1, real, sem="relaxed")
+        tl.store(list_ptr + leaf.to(tl.int64) * batch + place, sample, real)
+        extra = real & (place >= LISTED) & (place % LEAF_TILE == 0)
+        note_tiles(leaf, place, extra, count_ptr + leaves, extra_ptr, most_extra)
+
+
+@triton.jit
+def note_tiles(leaf, place, extra, number_ptr, extra_ptr, most_extra):
+    """Adds the tiles that begin at `place` in the list of a leaf to the extra work of the leaves' kernels."""
+    new = extra.to(tl.int32)
+    number = tl.sum(new, 0)
+    if number > 0:
+        at = tl.atomic_add(number_ptr, number, sem="relaxed") + tl.cumsum(new, 0) - 1
+        tl.store(extra_ptr + at, leaf, extra)
+        tl.store(extra_ptr + most_extra + at, place, extra)
+
+
+@triton.jit
+def sorted_tiles(
+    leaf_ptr, first_ptr, number_ptr, extra_ptr, batch, most_extra, BM: tl.constexpr, LISTED: tl.constexpr,
+    LEAF_TILE: tl.constexpr,
+):  # fmt: skip
+    """Notes extra tiles as `group` does, for samples sorted by leaf: `first_ptr` says where each leaf begins."""
+    at = tl.program_id(0) * BM + tl.arange(0, BM)
+    real = at < batch
+    leaf = tl.load(leaf_ptr + at, real, 0).to(tl.int32)
+    place = at - tl.load(first_ptr + leaf, real, 0).to(tl.int32)
+    extra = real & (place >= LISTED) & (place % LEAF_TILE == 0)
+    note_tiles(leaf, place, extra, number_ptr, extra_ptr, most_extra)
