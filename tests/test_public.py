@@ -156,6 +156,22 @@ def test_surgery(tmp_path):
     assert torch.equal(bare(data), model(data))
 
 
+def test_quantize(tmp_path):
+    """int8 leaves compute nearly the same, and a save keeps them."""
+    pytest.importorskip("safetensors")
+    model, x = nn.Sequential(mlp(), nn.LayerNorm(6)).eval(), torch.randn(64, 6)
+    fresh = copy.deepcopy(model)
+    fastff.replace_(model, depth=2)
+    before = model(x)
+    report = fastff.quantize_(model)
+    assert isinstance(report, fastff.surgery.Quantization)
+    assert report.bytes_after < report.bytes_before
+    assert (model(x) - before).norm() < 0.02 * before.norm()
+    fastff.save(model, tmp_path)
+    fastff.load_(fresh, tmp_path)
+    assert torch.equal(fresh(x), model(x))
+
+
 def test_reads_fastfeedforward():
     """The parameters of a fastfeedforward 0.2.1 layer, without that package."""
     old = {

@@ -5,7 +5,7 @@ from .backends import backend
 from .explain import explain
 from .layer import FFF
 from .regions import usage
-from .surgery import apply_, distill_, load_, replace_, save
+from .surgery import apply_, distill_, load_, quantize_, replace_, save
 from .training import Recipe, balance_loss, hardening_loss, initialize_tree_, rebalance_
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "initialize_tree_",
     "load_",
     "optim",
+    "quantize_",
     "rebalance_",
     "replace_",
     "save",

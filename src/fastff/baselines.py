@@ -19,7 +19,7 @@ from .backends import torch_backend
 from .checks import allocate, check_int, check_probability
 from .functional import autocast_dtype, flatten, no_autocast, restore, visit
 from .last_forward import recall, remember
-from .tensors import Leaves, at_least_float32, cast
+from .tensors import FLOAT_LEAVES, Leaves, at_least_float32, cast
 
 
 class FF(nn.Module):
@@ -165,7 +165,7 @@ class MoE(nn.Module):
 
     @property
     def _experts(self) -> Leaves:
-        return Leaves._make(getattr(self, f"expert_{name}") for name in Leaves._fields)
+        return Leaves(*(getattr(self, f"expert_{name}") for name in FLOAT_LEAVES))
 
     @property
     def training_width(self) -> int:

@@ -84,10 +84,10 @@ def allocate(
         except (RuntimeError, MemoryError) as error:
             reason = str(error).splitlines()[0]
     else:
-        reason = f"{place} can hold {_readable(limit)}"
+        reason = f"{place} can hold {readable(limit)}"
     exact = f" ({total} bytes)" if total < 2**80 else ""
     raise MemoryError(
-        f"{what} takes {_readable(total)}{exact} of {dtype} parameters on {place}, which cannot be allocated: "
+        f"{what} takes {readable(total)}{exact} of {dtype} parameters on {place}, which cannot be allocated: "
         f"{reason}. Choose a smaller depth or leaf_width: every level doubles the leaves."
     )
 
@@ -101,7 +101,8 @@ def _memory_of(device: torch.device) -> int:
     return 2**62
 
 
-def _readable(size: int) -> str:
+def readable(size: int) -> str:
+    """A number of bytes, for people."""
     if size >= 2**80:
         return f"2**{size.bit_length() - 1} B"
     units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]

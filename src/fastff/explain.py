@@ -38,7 +38,7 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
         request = functional.hard_request(x, layer.tree, layer.leaves, layer.activation)
     backend, reason = choose(request)
     name = next(name for name, one in BACKENDS.items() if one is backend)
-    how = backend.describe(request)
+    how = ("int8 leaves; " if request.is_int8 else "") + backend.describe(request)
     if request.kind == "hard" and request.needs_grad and not backend.HAS_GRADIENT:
         how += "; backward runs the visited leaves again, in torch (use torch.no_grad() to avoid this)"
     others = {other: BACKENDS[other].why_not(request) for other in ("native", "triton") if other != name}

@@ -44,6 +44,8 @@ def soft(
 def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions) -> Request:
     """The soft pass that is asked for, checked, in the dtype that autocast wants."""
     check_fit(tree, leaves, activation)
+    if leaves.is_int8:
+        raise TypeError("int8 leaves have no soft pass and do not train. Call eval(); train before fastff.quantize_.")
     flat = flatten(x, tree.weight)
     check_probability("transposition", options.transposition)
     check_probability("dropout", options.dropout)

@@ -44,6 +44,7 @@ class FFF(nn.Module):
     leaf_in_weight (leaves, l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves,
     out); with node_width n > 1 node_weight (nodes, n, in), node_bias (nodes, n), node_out_weight (nodes, n),
     node_out_bias (nodes,); with a gated activation also leaf_gate_weight (leaves, l, in), leaf_gate_bias (leaves, l).
+    `fastff.quantize_` makes the leaf weights int8, and adds leaf_in_scale, leaf_out_scale, leaf_gate_scale (leaves, l).
     """
 
     node_weight: nn.Parameter
@@ -56,6 +57,9 @@ class FFF(nn.Module):
     leaf_out_bias: nn.Parameter | None
     leaf_gate_weight: nn.Parameter | None
     leaf_gate_bias: nn.Parameter | None
+    leaf_in_scale: nn.Parameter | None
+    leaf_out_scale: nn.Parameter | None
+    leaf_gate_scale: nn.Parameter | None
     temperature_tensor: Tensor
     # Whether data, a dense block or a file gave the tree and the leaves their weights: a Recipe then keeps them.
     fitted_tree: bool = False
@@ -109,6 +113,10 @@ class FFF(nn.Module):
             "leaf_out_bias": (leaves, out_features) if bias else None,
             "leaf_gate_weight": (leaves, leaf_width, in_features) if gated else None,
             "leaf_gate_bias": (leaves, leaf_width) if gated and bias else None,
+            # Of int8 leaves: quantize_ sets them.
+            "leaf_in_scale": None,
+            "leaf_out_scale": None,
+            "leaf_gate_scale": None,
         }
         for name, tensor in allocate(
             shapes, device, dtype, what=f"FFF(depth={depth}, leaf_width={leaf_width})"
@@ -123,6 +131,8 @@ class FFF(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters as nn.Linear would for the networks they belong to; set the temperature to 1."""
+        if self.leaf_in_scale is not None:
+            raise TypeError("int8 leaves do not train, and cannot start again. Build a new FFF.")
         self.fitted_tree = self.fitted_leaves = False
         fans = {"leaf_out_weight": self.leaf_width, "leaf_out_bias": self.leaf_width}
         fans |= {"node_out_weight": self.node_width, "node_out_bias": self.node_width}
@@ -251,6 +261,9 @@ class FFF(nn.Module):
             self.leaf_out_bias,
             self.leaf_gate_weight,
             self.leaf_gate_bias,
+            self.leaf_in_scale,
+            self.leaf_out_scale,
+            self.leaf_gate_scale,
         )
 
     def _no_plans(self) -> PlanCache:
@@ -265,6 +278,16 @@ class FFF(nn.Module):
             if not 0 < value < math.inf:
                 args[-1].append(f"{prefix}temperature_tensor must be positive and finite; got {value}.")
                 return
+        weight = state_dict.get(f"{prefix}leaf_in_weight")
+        if isinstance(weight, Tensor) and (weight.dtype == torch.int8) != (self.leaf_in_scale is not None):
+            # copy_ would turn numbers into others without a word.
+            remedy = (
+                "Call fastff.quantize_ first." if self.leaf_in_scale is None else "Load it before fastff.quantize_."
+            )
+            args[-1].append(
+                f"{prefix}leaf_in_weight is {weight.dtype}, in the layer {self.leaves.in_weight.dtype}. {remedy}"
+            )
+            return
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.fitted_tree |= f"{prefix}node_weight" in state_dict
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
@@ -284,11 +307,12 @@ class FFF(nn.Module):
         names = ["in_features", "out_features", "depth", "leaf_width"]
         names += [name for name, default in defaults.items() if getattr(self, name) != default]
         names += [] if isinstance(self.activation, nn.Module) else ["activation"]
+        leaves = "int8 leaves; " if self.leaf_in_scale is not None else ""
         sizes = (
             f"training width {self.training_width}, size {self.training_size}; "
             f"inference width {self.inference_width}, size {self.inference_size}"
         )
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + f"; {sizes}"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + f"; {leaves}{sizes}"
 
 
 def fff_layers(model: nn.Module) -> dict[str, FFF]:
@@ -300,6 +324,17 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
         raise ValueError(
             f"{type(model).__name__} has no FFF layer. Add one, for example fastff.FFF(in_features, out_features, "
             "depth=..., leaf_width=...), or pass the model that has one."
+        )
+    return found
+
+
+def trainable_layers(model: nn.Module) -> dict[str, FFF]:
+    """As fff_layers; an error if one has int8 leaves, which do not train."""
+    found = fff_layers(model)
+    if names := [name or "the model itself" for name, layer in found.items() if layer.leaves.is_int8]:
+        raise TypeError(
+            f"{', '.join(names[:4])} of the FFF layers have int8 leaves, which do not train. Do this before "
+            "fastff.quantize_."
         )
     return found
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_eager
 from .checks import check_number
-from .layer import FFF, fff_layers
+from .layer import FFF, trainable_layers
 from .tensors import at_least_float32
 from .tree import log_reach, sum_below
 
@@ -37,7 +37,7 @@ class _Local(torch.optim.Optimizer):
         local_batch = check_number("local_batch", local_batch, 0, above=True)
         for name in defaults.keys() & {"lr", "weight_decay", "eps"}:
             defaults[name] = check_number(name, defaults[name], 0)
-        layers = fff_layers(model)
+        layers = trainable_layers(model)
         groups: list[dict[str, Any]] = []
         for name, layer in layers.items():
             # A DTensor, known by its method: torch.distributed.tensor need not be imported for this.

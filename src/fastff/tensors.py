@@ -16,7 +16,11 @@ class Tree(NamedTuple):
 
 
 class Leaves(NamedTuple):
-    """The leaf networks in -> l -> out, side by side. A gate makes the hidden layer act(x G) * (x W)."""
+    """The leaf networks in -> l -> out, side by side. A gate makes the hidden layer act(x G) * (x W).
+
+    int8 leaves: the weights are int8, and each neuron multiplies its row of a weight by a scale in the other tensors'
+    dtype.
+    """
 
     in_weight: Tensor  # (leaves, l, in)
     in_bias: Tensor | None  # (leaves, l)
@@ -24,8 +28,21 @@ class Leaves(NamedTuple):
     out_bias: Tensor | None  # (leaves, out)
     gate_weight: Tensor | None = None  # (leaves, l, in)
     gate_bias: Tensor | None = None  # (leaves, l)
+    in_scale: Tensor | None = None  # (leaves, l), as the others: int8 leaves
+    out_scale: Tensor | None = None
+    gate_scale: Tensor | None = None
+
+    @property
+    def is_int8(self) -> bool:
+        return self.in_scale is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of inputs and outputs."""
+        return (self.in_weight if self.in_scale is None else self.in_scale).dtype
 
 
+FLOAT_LEAVES = Leaves._fields[:6]  # the parts of leaves that are not int8
 # The names of a layer's parameters, in this order.
 TREE_PARAMETERS = tuple(f"node_{name}" for name in Tree._fields)
 LEAF_PARAMETERS = tuple(f"leaf_{name}" for name in Leaves._fields)
@@ -58,6 +75,21 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def alias(tensors: Parts) -> Parts:
     """The same memory: another thread that sets `parameter.data` from here on does not change these."""
     return type(tensors)._make(None if t is None else t.data for t in tensors)
+
+
+def dequantize(leaves: Leaves) -> Leaves:
+    """int8 leaves with float weights, all in float32 at least; float leaves unchanged."""
+    if leaves.in_scale is None or leaves.out_scale is None:
+        return leaves
+    wide = at_least_float32(leaves.dtype)
+
+    def scaled(weight: Tensor, scale: Tensor) -> Tensor:
+        return weight.to(wide) * scale.to(wide).unsqueeze(-1)
+
+    gated = leaves.gate_weight is not None and leaves.gate_scale is not None
+    gate = scaled(leaves.gate_weight, leaves.gate_scale) if gated else None  # type: ignore[arg-type]
+    first, second = scaled(leaves.in_weight, leaves.in_scale), scaled(leaves.out_weight, leaves.out_scale)
+    return cast(Leaves(first, leaves.in_bias, second, leaves.out_bias, gate, leaves.gate_bias), wide)
 
 
 def cast(tensors: Parts, dtype: torch.dtype) -> Parts:

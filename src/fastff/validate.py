@@ -29,10 +29,11 @@ def check_layer(x: Tensor, tree: Tree | None, leaves: Leaves | None, activation:
     elif tree is not None:
         check_tree(tree)
     weight = tree.weight if tree is not None else leaves.in_weight if leaves is not None else x
+    dtype = leaves.dtype if leaves is not None else weight.dtype
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"x must have shape (batch, {weight.shape[-1]}) here; got {tuple(x.shape)}.")
-    if x.dtype != weight.dtype or x.device != weight.device:
-        raise TypeError(f"x is {x.dtype} on {x.device}; the parameters are {weight.dtype} on {weight.device}.")
+    if x.dtype != dtype or x.device != weight.device:
+        raise TypeError(f"x is {x.dtype} on {x.device}; the parameters are {dtype} on {weight.device}.")
 
 
 def check_input(x: Tensor, weight: Tensor, layer: str, autocast: bool) -> None:
@@ -73,8 +74,8 @@ def check_fit(tree: Tree, leaves: Leaves, activation: Activation) -> None:
         raise ValueError(
             f"leaves.in_weight must have shape {(len(leaves.in_weight), width, features)} here; got {found}."
         )
-    if leaves.in_weight.dtype != tree.weight.dtype:
-        raise TypeError(f"the nodes have {tree.weight.dtype} parameters, the leaves {leaves.in_weight.dtype} ones.")
+    if leaves.dtype != tree.weight.dtype:
+        raise TypeError(f"the nodes have {tree.weight.dtype} parameters, the leaves {leaves.dtype} ones.")
     if leaves.in_weight.device != tree.weight.device:
         raise ValueError(f"the nodes are on {tree.weight.device}, the leaves on {leaves.in_weight.device}. Move one.")
 
@@ -91,7 +92,7 @@ def check_tree(tree: Tree) -> None:
         )
     heap.depth_of(len(tree.weight) + 1)
     nodes = tree.weight.shape[:-1]
-    _check_parts("tree", tree, {"bias": nodes, "out_weight": nodes, "out_bias": nodes[:1]})
+    _check_parts("tree", tree, {"bias": nodes, "out_weight": nodes, "out_bias": nodes[:1]}, tree.weight.dtype)
 
 
 def check_leaves(leaves: Leaves, activation: Activation) -> None:
@@ -102,6 +103,7 @@ def check_leaves(leaves: Leaves, activation: Activation) -> None:
         raise ValueError(f"activation {activation!r} needs leaves with {needs}.")
     if leaves.gate_bias is not None and leaves.gate_weight is None:
         raise ValueError("leaves.gate_bias needs a gate_weight.")
+    _check_scales(leaves)
     for name, part, shape in (
         ("in_weight", leaves.in_weight, "(leaves, l, in)"),
         ("out_weight", leaves.out_weight, "(leaves, l, out)"),
@@ -110,9 +112,26 @@ def check_leaves(leaves: Leaves, activation: Activation) -> None:
             raise ValueError(f"leaves.{name} must have shape {shape}; got {tuple(part.shape)}.")
     count, width, features = leaves.in_weight.shape
     out = leaves.out_weight.shape[-1]
-    first = {"in_weight": (count, width, features), "in_bias": (count, width)}
-    gate = {"gate_weight": (count, width, features), "gate_bias": (count, width)}
-    _check_parts("leaves", leaves, first | gate | {"out_weight": (count, width, out), "out_bias": (count, out)})
+    weights = {"in_weight": (count, width, features), "gate_weight": (count, width, features)}
+    weights |= {"out_weight": (count, width, out)}
+    others = dict.fromkeys(("in_bias", "gate_bias", "in_scale", "out_scale", "gate_scale"), (count, width))
+    _check_parts("leaves", leaves, weights, leaves.in_weight.dtype)
+    _check_parts("leaves", leaves, others | {"out_bias": (count, out)}, leaves.dtype)
+
+
+def _check_scales(leaves: Leaves) -> None:
+    """Raise unless int8 leaves have a scale for each weight, and other leaves none."""
+    weights = leaves.in_weight, leaves.out_weight, leaves.gate_weight
+    scales = leaves.in_scale, leaves.out_scale, leaves.gate_scale
+    is_int8 = leaves.in_weight.dtype == torch.int8
+    if any(
+        (scale is not None) != (is_int8 and weight is not None) for weight, scale in zip(weights, scales, strict=True)
+    ):
+        given = [name for name in ("in_scale", "out_scale", "gate_scale") if getattr(leaves, name) is not None]
+        raise ValueError(
+            "leaves of int8 weights need a scale for each of them (in_scale, out_scale and, with a gate, gate_scale), "
+            f"and other leaves none; got {leaves.in_weight.dtype} weights and {', '.join(given) or 'no scale'}."
+        )
 
 
 def _check_tensors(name: str, tensors: Tree | Leaves, required: tuple[str, ...]) -> None:
@@ -131,8 +150,8 @@ def _check_tensors(name: str, tensors: Tree | Leaves, required: tuple[str, ...])
             raise TypeError(f"{name}.{key} must be a dense tensor; got the layout {tensor.layout}.")
 
 
-def _check_parts(name: str, tensors: Tree | Leaves, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise unless the tensors that are given have these shapes, and all of them one dtype and one device."""
+def _check_parts(name: str, tensors: Tree | Leaves, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    """Raise unless the tensors that are given have these shapes, this dtype, and all of them one device."""
     first = tensors[0]
     for key, shape in shapes.items():
         tensor: Tensor | None = getattr(tensors, key)
@@ -140,8 +159,8 @@ def _check_parts(name: str, tensors: Tree | Leaves, shapes: Mapping[str, tuple[i
             continue
         if tensor.shape != shape:
             raise ValueError(f"{name}.{key} must have shape {tuple(shape)} here; got {tuple(tensor.shape)}.")
-        if tensor.dtype != first.dtype:
-            raise TypeError(f"{name} has parameters of several dtypes: {key} is {tensor.dtype}, not {first.dtype}.")
+        if tensor.dtype != dtype:
+            raise TypeError(f"{name} has parameters of several dtypes: {key} is {tensor.dtype}, not {dtype}.")
         if tensor.device != first.device:
             raise ValueError(f"{name} has parameters on several devices: {key} on {tensor.device}, not {first.device}.")
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import tree as heap
 from ..activations import Activation
-from ..tensors import TREE_PARAMETERS, Leaves, Tree, alias
+from ..tensors import FLOAT_LEAVES, TREE_PARAMETERS, Leaves, Tree, alias
 from ..validate import check_allocated, check_layer
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
 from .request import Kind, Request
@@ -30,7 +30,7 @@ _ACTIVATIONS = {
     name: code for code, name in enumerate(["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"])
 }
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-_POINTERS = (*TREE_PARAMETERS, *Leaves._fields)
+_POINTERS = (*TREE_PARAMETERS, *FLOAT_LEAVES)
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
@@ -91,6 +91,8 @@ def why_not(request: Request) -> str:
         return "only has the hard pass"
     if isinstance(lib := library(), str):
         return lib
+    if request.is_int8:
+        return "has no kernels for int8 leaves yet"
     # The sizes last: a tracer's are symbols, which a comparison would fix.
     reason = request.why_no_kernel("cpu", tuple(_DTYPES))
     return reason or ("counts rows in 32 bits" if len(request.x) >= 2**31 else "")
@@ -139,7 +141,7 @@ class Plan:
         self._references = [*map(weakref.ref, self._memory)]
         self._bytes = [*map(_nbytes, self._memory)]
         self._layer = _Layer(
-            *(None if t is None else t.data_ptr() for t in tensors),
+            *(None if t is None else t.data_ptr() for t in tensors[: len(_POINTERS)]),
             self.in_features,
             self.out_features,
             heap.depth_of(num_leaves) if tree else 0,

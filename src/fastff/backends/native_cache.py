@@ -82,7 +82,9 @@ class PlanCache:
         plan = native.Plan(tree, leaves, activation).let_go()
         # Kept with the plan, so that a thread that replaces it cannot mix them.
         plan.read = itemgetter(*(name for name, t in zip(_NAMES, tensors, strict=True) if t is not None))
-        plan.absent = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
+        # Scales belong to int8 weights, which are looked at above.
+        absent = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
+        plan.absent = [name for name in absent if not name.endswith("_scale")]
         self.plan = plan
         return plan
 

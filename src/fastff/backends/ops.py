@@ -28,10 +28,14 @@ def _hard(
     out_bias: Tensor | None,
     gate_weight: Tensor | None,
     gate_bias: Tensor | None,
+    in_scale: Tensor | None,
+    out_scale: Tensor | None,
+    gate_scale: Tensor | None,
     activation: str,
 ) -> Tensor:
     tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
-    leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
+    scales = in_scale, out_scale, gate_scale
+    leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias, *scales)
     check_layer(x, tree, leaves, activation)
     y: Tensor = _run(Request.make("hard", x, tree, leaves, activation))[0]
     return y
@@ -60,9 +64,13 @@ def _visit(
     out_bias: Tensor | None,
     gate_weight: Tensor | None,
     gate_bias: Tensor | None,
+    in_scale: Tensor | None,
+    out_scale: Tensor | None,
+    gate_scale: Tensor | None,
     activation: str,
 ) -> Tensor:
-    leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias)
+    scales = in_scale, out_scale, gate_scale
+    leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias, *scales)
     check_layer(x, None, leaves, activation)
     check_leaf(leaf, x, leaves)
     y: Tensor = _run(Request.make("visit", x, None, leaves, activation, leaf=leaf))

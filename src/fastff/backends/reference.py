@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import tree as heap
 from ..activations import Activation, apply, function
-from ..tensors import Leaves, Soft, SoftOptions, Tree, at_least_float32
+from ..tensors import Leaves, Soft, SoftOptions, Tree, at_least_float32, dequantize
 from ..tree import one_hot
 from .request import Request
 
@@ -132,12 +132,14 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     """The output of one leaf per sample: (batch, out)."""
-    hidden = apply(activation, *(_visit_first_layer(x, leaf, *pair) for pair in input_pairs(leaves)))  # (batch, l)
-    y = (hidden.unsqueeze(1) @ leaves.out_weight[leaf]).squeeze(1)  # (batch, out)
-    return y if leaves.out_bias is None else y + leaves.out_bias[leaf]
+    own = dequantize(Leaves._make(None if t is None else t[leaf] for t in leaves))  # (batch, ...): each sample's leaf
+    wide = x.to(own.dtype)  # of int8 leaves: float32 at least
+    hidden = apply(activation, *(_visit_first_layer(wide, *pair) for pair in input_pairs(own)))  # (batch, l)
+    y = (hidden.unsqueeze(1) @ own.out_weight).squeeze(1)  # (batch, out)
+    return (y if own.out_bias is None else y + own.out_bias).to(x.dtype)
 
 
-def _visit_first_layer(x: Tensor, leaf: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _visit_first_layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """One input matrix of the leaf of each sample: (batch, l)."""
-    hidden = (weight[leaf] @ x.unsqueeze(-1)).squeeze(-1)
-    return hidden if bias is None else hidden + bias[leaf]
+    hidden = (weight @ x.unsqueeze(-1)).squeeze(-1)
+    return hidden if bias is None else hidden + bias

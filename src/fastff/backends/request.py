@@ -64,6 +64,11 @@ class Request(NamedTuple):
         return self.x, *given, self.activation, *([self.options] if self.kind == "soft" else [])
 
     @property
+    def is_int8(self) -> bool:
+        """Whether the pass reads int8 leaves."""
+        return self.leaves is not None and self.leaves.is_int8
+
+    @property
     def is_operation(self) -> bool:
         """Whether to show the compiler a single custom op. It cannot trace kernels, and the op has no gradient."""
         return (
@@ -89,7 +94,8 @@ class Request(NamedTuple):
             return ""
         if not self.is_plain:
             return "runs on plain tensors, under no tracer and no forward-mode derivative"
-        if any(t.device != x.device or t.dtype != x.dtype or not t.is_contiguous() for t in self.weights):
+        dtypes = (x.dtype, torch.int8)  # int8: leaves, which have been checked
+        if any(t.device != x.device or t.dtype not in dtypes or not t.is_contiguous() for t in self.weights):
             return "needs contiguous parameters of the input's device and dtype"
         if any(t.is_neg() for t in self.weights):
             return "reads parameters from memory, where a view with the negative bit has the opposite numbers"

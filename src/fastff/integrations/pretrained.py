@@ -25,6 +25,7 @@ from ..surgery.apply import apply_
 from ..surgery.checkpoint import check_note, note_of
 from ..surgery.compare import check_sizes, compare, tensors_of
 from ..surgery.files import Header, check_directory, kind_of
+from ..surgery.quantize import as_saved_
 from ..surgery.read import open_weights
 from ..surgery.specification import Specification
 from ..surgery.write import write
@@ -127,7 +128,7 @@ def from_pretrained(
             ) from error
         _check_buffers(shapes)
         config = config if wanted is None else config | {"dtype": wanted}
-        model = _build(chosen, config, specification, "cpu")
+        model = _build(chosen, config, specification, "cpu", header)
         for own, tensor in saved.tensors(model):
             own.data = tensor if wanted is None else tensor.to(own.dtype)
         mark_fitted(model)
@@ -164,15 +165,14 @@ def _device(device_map: Any) -> torch.device:
     return device
 
 
-def _build(
-    model_class: Any, config: dict[str, Any], specification: Specification, device: str, header: Header | None = None
-) -> Any:
-    """A fresh model from a config, after surgery; random generators are unchanged. With a header, building stops when
-    the model has far more modules than a file with those tensors can fill."""
+def _build(model_class: Any, config: dict[str, Any], specification: Specification, device: str, header: Header) -> Any:
+    """A fresh model from a config, after surgery; random generators are unchanged. On the meta device, building stops
+    when the model has far more modules than a file with that header can fill."""
     kind, values = _config_class(model_class, config), copy.deepcopy(config)
+    limit = len(header) if device == "meta" else None  # the real one follows one that was compared
     with PROBING, torch.random.fork_rng([]):  # generators and the Hub's switch are global
         try:
-            with torch.device(device), guarded(None if header is None else len(header)):
+            with torch.device(device), guarded(limit):
                 if issubclass(model_class, PreTrainedModel):
                     model = model_class._from_config(kind.from_dict(values))
                 else:
@@ -181,6 +181,7 @@ def _build(
             told = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"the config does not make a {model_class.__name__} ({told}).") from error
         apply_(model, specification)
+        as_saved_(model, header)
     return model
 
 

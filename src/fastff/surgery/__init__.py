@@ -6,6 +6,7 @@ Replace:  replace.py; choose.py filters, fit.py and leaves.py fill the layers, o
 Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_model.py); closeness.py measures.
 Save:     checkpoint.py; specification.py and history.py say what was done, files.py and the modules it names write and
           read it, compare.py checks it against a model.
+Quantise: quantize.py, int8 leaves.
 report.py has the results of all of them.
 """
 
@@ -13,7 +14,20 @@ from .apply import apply_
 from .blocks import Block
 from .checkpoint import load_, save
 from .distill import distill_
+from .quantize import Quantization, quantize_
 from .replace import replace_
 from .report import Distillation, Distilled, Report
 
-__all__ = ["Block", "Distillation", "Distilled", "Report", "apply_", "distill_", "load_", "replace_", "save"]
+__all__ = [
+    "Block",
+    "Distillation",
+    "Distilled",
+    "Quantization",
+    "Report",
+    "apply_",
+    "distill_",
+    "load_",
+    "quantize_",
+    "replace_",
+    "save",
+]

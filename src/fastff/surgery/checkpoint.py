@@ -22,6 +22,7 @@ from .compare import check_sizes, compare, tensors_of
 from .files import check_directory
 from .history import HISTORY, history_of, layer_path
 from .operable import check_model
+from .quantize import as_saved_
 from .read import check_temperature, open_weights
 from .specification import Specification, check_specification, module_at
 from .undo import check_memory, unchanged_on_error
@@ -58,6 +59,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         specification = check_note(saved.note, str(saved.path))
         check_sizes(specification, saved.header)
         commit(plan(model, specification))
+        as_saved_(model, saved.header)
         compare(model, saved.header)
         for own, tensor in saved.tensors(model):
             own.data = tensor

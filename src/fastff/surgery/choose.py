@@ -12,28 +12,27 @@ from .find import Finder
 from .report import Skipped
 
 Filter = str | Iterable[str] | Callable[[str, Block], bool]
+Checked = list[str] | Callable[[str, Any], bool] | None
 
 
-def check_filter(filter: Any) -> list[str] | Callable[[str, Block], bool] | None:
-    """A filter as a list of globs, as a function, or None; raises for anything else."""
+def check_filter(filter: Any, what: str = "block") -> Checked:
+    """A filter as a list of globs, as a function of (name, what), or None; raises for anything else."""
     if filter is None or callable(filter):
         return filter
     globs = [filter] if isinstance(filter, str) else list(filter) if isinstance(filter, Iterable) else [filter]
     if not all(isinstance(glob, str) for glob in globs):
-        raise TypeError(f"filter must be a glob on the name, several, or a function of (name, block); got {globs}.")
+        raise TypeError(f"filter must be a glob on the name, several, or a function of (name, {what}); got {globs}.")
     return globs
 
 
-def choose(
-    model: nn.Module, example: Any, filter: list[str] | Callable[[str, Block], bool] | None
-) -> tuple[list[Block], list[Skipped]]:
+def choose(model: nn.Module, example: Any, filter: Checked) -> tuple[list[Block], list[Skipped]]:
     """The blocks to replace, and what was skipped; raises if nothing can be replaced."""
     finder = Finder(model, example)
     skipped = [Skipped(*pair) for pair in finder.skipped] + [Skipped(n, "it is already an FFF") for n in finder.present]
     places = Counter(id(child) for module in model.modules() for child in module._modules.values())
     shared = [block for block in finder.blocks if places[id(model.get_submodule(block.name))] > 1]
     skipped += [Skipped(block.name, "its module is used in several places") for block in shared]
-    chosen = [block for block in finder.blocks if block not in shared and _passes(filter, block)]
+    chosen = [block for block in finder.blocks if block not in shared and passes(filter, block.name, block)]
     if shared and len(shared) == len(finder.blocks):
         raise ValueError(f"nothing can be replaced:\n{_list(skipped)}")
     if not chosen:
@@ -54,12 +53,13 @@ def leaf_width_of(block: Block, depth: int, leaf_width: int | None) -> int:
     return block.width // 2**depth
 
 
-def _passes(filter: list[str] | Callable[[str, Block], bool] | None, block: Block) -> bool:
+def passes(filter: Checked, name: str, part: Any) -> bool:
+    """Whether a checked filter wants the part of a model that has this name."""
     if filter is None:
         return True
     if callable(filter):
-        return bool(filter(block.name, block))
-    return any(fnmatchcase(block.name, glob) for glob in filter)
+        return bool(filter(name, part))
+    return any(fnmatchcase(name, glob) for glob in filter)
 
 
 def _nothing(model: nn.Module, finder: Finder, skipped: list[Skipped]) -> str:

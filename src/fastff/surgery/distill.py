@@ -9,7 +9,7 @@ from torch import nn
 
 from ..batches import batches, evaluation_mode
 from ..checks import check_int
-from ..layer import FFF
+from ..layer import FFF, trainable_layers
 from ..progress import progress as progress_bar
 from ..validate import check_allocated
 from .distill_layer import check_learner, distill_layer_
@@ -115,6 +115,7 @@ def _check(
         raise ValueError("loss=... compares the model's output with a teacher's: pass teacher=... too.")
     batches(data)
     found = {name: _layer(model, name) for name in report.blocks}
+    trainable_layers(model)
     for name, layer in found.items():
         check_learner(layer, report.blocks[name], name)
         check_allocated(f"a weight of the dense block {name}", *vars(report.blocks[name].weights).values())

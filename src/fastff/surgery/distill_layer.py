@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checks import check_int
 from ..layer import FFF
+from ..tensors import FLOAT_LEAVES
 from .blocks import Block, Weights
 from .closeness import hold_out, missed
 from .fit import dense_layer
@@ -91,7 +92,8 @@ def visited(layer: FFF, x: Tensor) -> Tensor:
         return layer(x)
     leaf, order = layer.route(flat).sort()
     used, counts = leaf.unique_consecutive(return_counts=True)
-    parts = [[None] * layer.num_leaves if t is None else t.unbind() for t in layer.leaves]
+    leaves = layer.leaves[: len(FLOAT_LEAVES)]
+    parts = [[None] * layer.num_leaves if t is None else t.unbind() for t in leaves]
     y = []
     for j, some in zip(used.tolist(), flat[order].split(counts.tolist()), strict=True):
         in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias = (part[j] for part in parts)

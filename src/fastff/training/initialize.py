@@ -16,7 +16,7 @@ from ..backends.reference import node_logit
 from ..batches import StopForward, evaluation_mode, feed, read_until, watch_inputs
 from ..checks import check_int, check_number
 from ..interrupts import all_or_nothing
-from ..layer import FFF, fff_layers
+from ..layer import FFF, trainable_layers
 from ..tensors import at_least_float32
 from .boundaries import boundary_bias, check_finite, median_by_group, moments_by_group
 
@@ -37,7 +37,7 @@ def initialize_tree_(model: nn.Module, data: Any, *, logit_std: float = 1.0, sam
         samples: stop reading once every layer has seen this many inputs.
     """
     logit_std, samples = check_number("logit_std", logit_std, 0, above=True), check_int("samples", samples, 1)
-    layers = fff_layers(model)
+    layers = trainable_layers(model)
 
     def commit() -> None:
         for layer in layers.values():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..batches import batches, check_reached, evaluation_mode, feed, watch_inputs
 from ..checks import check_int, check_share
 from ..interrupts import all_or_nothing
-from ..layer import FFF, fff_layers
+from ..layer import FFF, fff_layers, trainable_layers
 from .boundaries import boundary_bias, check_finite, shift_biases_
 
 SAMPLES = 65536  # inputs of a layer that are read
@@ -50,7 +50,7 @@ def rebalance_(model: nn.Module, data: Any, *, min_share: float = 0.1, samples: 
 
 def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMPLES, passes: int | None = None) -> Cost:
     """rebalance_ in at most `passes` passes; returns their cost."""
-    layers, cost = fff_layers(model), Cost()
+    layers, cost = trainable_layers(model), Cost()
     left, first = layers, None
     with all_or_nothing(boundary_biases(model)), evaluation_mode(model):
         for _ in range(len(layers) if passes is None else passes):

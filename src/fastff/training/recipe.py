@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..batches import batches
 from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
-from ..layer import FFF, fff_layers, mark_fitted
+from ..layer import FFF, fff_layers, mark_fitted, trainable_layers
 from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
 from .losses import REDUCTIONS, Reduction, balance_loss, hardening_loss
@@ -89,7 +89,7 @@ class Recipe:
         rebalance_every: int = 0,
     ) -> None:
         # All arguments are checked before anything changes.
-        layers = fff_layers(model)
+        layers = trainable_layers(model)
         largest = min(torch.finfo(layer.node_weight.dtype).max for layer in layers.values())
         self.steps, self.count = check_int("steps", steps, 1), 0
         self.noise = check_number("noise", noise, 0, largest)
