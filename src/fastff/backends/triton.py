@@ -23,8 +23,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def why_not(request: Request) -> str:
     if not INSTALLED:
         return "triton is not installed"
-    if request.is_int8:  # delete these two lines once the kernels read int8 leaves
-        return "has no kernels for int8 leaves yet"
     reason = request.why_no_kernel("cuda", _DTYPES)
     if not reason and request.kind == "soft":
         reason = triton_soft.why_not(request)

@@ -73,19 +73,19 @@ def _hidden(
                 w = tl.load(g_row + at + k[:, None], (at + k < features)[:, None], 0.0)
             gate = tl.dot(x, w.to(x.dtype), gate, input_precision=PRECISION)
     if INT8:
-        hidden *= tl.load(in_scale + neuron, inside_neuron, 0.0)[None, :]
+        hidden *= tl.load(in_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
     if IN_BIAS:
         hidden += tl.load(in_bias + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
     if GATED:
         if INT8:
-            gate *= tl.load(gate_scale + neuron, inside_neuron, 0.0)[None, :]
+            gate *= tl.load(gate_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
         if GATE_BIAS:
             gate += tl.load(gate_bias + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
         hidden = act(gate, ACT) * hidden
     else:
         hidden = act(hidden, ACT)
     if INT8:
-        hidden *= tl.load(out_scale + neuron, inside_neuron, 0.0)[None, :]
+        hidden *= tl.load(out_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
     return hidden
 
 

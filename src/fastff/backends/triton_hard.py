@@ -309,8 +309,8 @@ def _leaf_tensors(x: Tensor, leaves: Leaves | None) -> tuple[Tensor, ...]:
     if leaves is None:
         return (x,) * 9
     parts = (
-        leaves.in_weight, leaves.in_bias, None, leaves.gate_weight, leaves.gate_bias, None, leaves.out_weight,
-        leaves.out_bias, None,
+        leaves.in_weight, leaves.in_bias, leaves.in_scale, leaves.gate_weight, leaves.gate_bias, leaves.gate_scale,
+        leaves.out_weight, leaves.out_bias, leaves.out_scale,
     )  # fmt: skip
     return tuple(x if part is None else part for part in parts)
 
@@ -322,7 +322,7 @@ def _leaf_options(leaves: Leaves | None, activation: str) -> dict[str, Any]:
         "IN_BIAS": leaves is not None and leaves.in_bias is not None,
         "GATE_BIAS": leaves is not None and leaves.gate_bias is not None,
         "OUT_BIAS": leaves is not None and leaves.out_bias is not None,
-        "INT8": leaves is not None and leaves.in_weight.dtype == torch.int8,
+        "INT8": leaves is not None and leaves.in_scale is not None,
     }
 
 

@@ -49,20 +49,20 @@ def descend(
             x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "")
         hidden = row_products(x, x_ptr, one, in_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "")
         if INT8:
-            hidden *= tl.load(in_scale + leaf * L + j, j < L, 0.0)
+            hidden *= tl.load(in_scale + leaf * L + j, j < L, 0.0).to(tl.float32)
         if IN_BIAS:
             hidden += tl.load(in_bias + leaf * L + j, j < L, 0.0).to(tl.float32)
         if GATED:
             gate = row_products(x, x_ptr, one, gate_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "")
             if INT8:
-                gate *= tl.load(gate_scale + leaf * L + j, j < L, 0.0)
+                gate *= tl.load(gate_scale + leaf * L + j, j < L, 0.0).to(tl.float32)
             if GATE_BIAS:
                 gate += tl.load(gate_bias + leaf * L + j, j < L, 0.0).to(tl.float32)
             hidden = act(gate, ACT) * hidden
         else:
             hidden = act(hidden, ACT)
         if INT8:
-            hidden *= tl.load(out_scale + leaf * L + j, j < L, 0.0)
+            hidden *= tl.load(out_scale + leaf * L + j, j < L, 0.0).to(tl.float32)
         # The hidden layer goes through memory, where every thread finds all of it: the second product is then a sum of
         # rows, and each thread has its columns. A sum across warps is several times slower (5.5 us of 12, H200).
         hidden_ptr += row * BL
@@ -104,20 +104,20 @@ def sample_hidden(
         x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "")
     hidden = row_products(x, x_ptr, one, in_weight, neuron, real, IN, BLOCK, KEPT, "")
     if INT8:
-        hidden *= tl.load(in_scale + neuron, real, 0.0)
+        hidden *= tl.load(in_scale + neuron, real, 0.0).to(tl.float32)
     if IN_BIAS:
         hidden += tl.load(in_bias + neuron, real, 0.0).to(tl.float32)
     if GATED:
         gate = row_products(x, x_ptr, one, gate_weight, neuron, real, IN, BLOCK, KEPT, "")
         if INT8:
-            gate *= tl.load(gate_scale + neuron, real, 0.0)
+            gate *= tl.load(gate_scale + neuron, real, 0.0).to(tl.float32)
         if GATE_BIAS:
             gate += tl.load(gate_bias + neuron, real, 0.0).to(tl.float32)
         hidden = act(gate, ACT) * hidden
     else:
         hidden = act(hidden, ACT)
     if INT8:
-        hidden *= tl.load(out_scale + neuron, real, 0.0)
+        hidden *= tl.load(out_scale + neuron, real, 0.0).to(tl.float32)
     tl.store(hidden_ptr + row.to(tl.int64) * width + j, hidden, real)
 
 
