@@ -164,21 +164,24 @@ def grouped_mm(problem: Problem) -> list[Call]:
 
     Routing is two products and an argmax: the signs of all nodes times a matrix that counts, for each leaf, the turns
     on its path that were taken. Then samples are sorted by leaf, and grouped_mm multiplies each with its own leaf.
-    Leaf widths are padded to multiples of 8, since its rows must begin at multiples of 16 bytes.
+    Leaf widths are padded to multiples of 8, since its rows must begin at multiples of 16 bytes, and nodes to a power
+    of two, which is faster.
     """
     tree, leaves, activation = problem.tree, _padded(problem.leaves), problem.case.activation
     product = getattr(F, "grouped_mm", None) or torch._grouped_mm
     turns, lefts = path_matrix(problem.case.depth, leaves.in_weight)
+    turns, node_weight, node_bias = F.pad(turns, (0, 1)), F.pad(tree.weight, (0, 0, 0, 1)), F.pad(tree.bias, (0, 1))
     gated = leaves.gate_weight is not None
     first = (
         torch.cat([leaves.in_weight, leaves.gate_weight], 1) if gated else leaves.in_weight
     )  # (leaves, l or 2 l, in)
     first_bias = torch.cat([leaves.in_bias, leaves.gate_bias], 1) if gated else leaves.in_bias
     first = first.mT  # (leaves, in, l or 2 l)
+    one = turns.new_ones(())
     numbers = torch.arange(1, len(leaves.in_weight) + 1, device=first.device)
 
     def forward(x: Tensor, second: Tensor) -> Tensor:
-        right = torch.heaviside(F.linear(x, tree.weight, tree.bias), x.new_ones(()))  # (batch, nodes)
+        right = torch.heaviside(F.linear(x, node_weight, node_bias), one)  # (batch, nodes)
         leaf = F.linear(right, turns, lefts).argmax(-1)
         ordered, order = leaf.sort()
         ends = torch.searchsorted(ordered, numbers, out_int32=True)

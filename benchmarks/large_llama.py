@@ -150,7 +150,7 @@ def runner_of(model: nn.Module, ids: Sequence[Tensor], mode: str, device: str) -
         model = torch.compile(model, mode="default" if mode == "compile" else mode, dynamic=False)
 
     def call(x: Tensor) -> Tensor:
-        y: Tensor = model(x, use_cache=False).last_hidden_state
+        y: Tensor = model(x).last_hidden_state
         return y
 
     if device != "cuda":
@@ -181,9 +181,9 @@ def _answer(name: str, models: Models, ids: Sequence[Tensor]) -> tuple[Tensor, f
     if name != "FF":
         models.set(name.removeprefix("FFF "))
     with backend("aten"):
-        plain = torch.cat([model(x, use_cache=False).last_hidden_state for x in ids])
+        plain = torch.cat([model(x).last_hidden_state for x in ids])
         exact = copy.deepcopy(model).double()
-        right = torch.cat([exact(x, use_cache=False).last_hidden_state for x in ids])
+        right = torch.cat([exact(x).last_hidden_state for x in ids])
     return right, 2 * _error(plain, right)
 
 

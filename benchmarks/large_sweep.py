@@ -111,7 +111,8 @@ def compile_ahead(options: argparse.Namespace, wanted: Sequence[str]) -> None:
         progress("compiling", len(sizes), unit="sizes") as advance,
     ):
         for future in concurrent.futures.as_completed([pool.submit(run_once, case) for case in sizes]):
-            advance(text=future.result())
+            error = future.exception()  # a process that died; the main one compiles what is left
+            advance(text=str(error) if error else future.result())
 
 
 def run_once(case: Case) -> str:

@@ -17,10 +17,11 @@ def test_a_queue_of_calls_ends_with_the_device(monkeypatch):
     runner = QueueRunner(lambda x: calls.append(x), [torch.ones(1), torch.zeros(1)], "auto")
     assert runner.sample(1) >= 20e3  # microseconds
     assert len(calls) == 1
-    runner.sample(1)  # the last one was slow
-    assert len(calls) == 2
-    runner.sample(1)
-    assert len(calls) == 202
+    for last, queued in ((1e6, 1), (50.0, 100), (1.0, 200)):  # microseconds of the last call: calls of the next sample
+        calls.clear()
+        runner.last_us = last
+        runner.sample(1)
+        assert len(calls) == queued
     assert {x.item() for x in calls} == {0.0, 1.0}
 
 
