@@ -28,7 +28,7 @@ _INPUT_BYTES = 2**30
 
 
 class Problem:
-    """The weights and the inputs of a case; `inputs` is their number, by default that of `rotation`."""
+    """The weights and the inputs of a case; `inputs` says how many, by default `rotation` does."""
 
     def __init__(self, case: Case, seed: int = 0, inputs: int | None = None) -> None:
         torch.manual_seed(seed)
