@@ -14,6 +14,7 @@ from ._torch import is_plain
 from .activations import Activation
 from .activations import check as check_activation
 from .backends import Request, choose, ops, run, torch_backend
+from .backends.known import known_request, remember
 from .backends.request import needs_grad
 from .backends.visited import run_with_gradient
 from .checks import check_number, check_probability
@@ -75,9 +76,20 @@ def hard_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) 
     Autocast does not change that: casting the weights would touch every leaf, and the point is to visit one.
     """
     tree, leaves = snapshot(tree), snapshot(leaves)
+    if (known := _known(x, tree, leaves, activation)) is not None:
+        return known
     check_fit(tree, leaves, activation)
     flat = flatten(x, tree.weight)
-    return Request.make("hard", flat.to(tree.weight.dtype), tree, leaves, activation)
+    request = Request.make("hard", flat.to(tree.weight.dtype), tree, leaves, activation)
+    remember(request)
+    return request
+
+
+def _known(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Request | None:
+    """The request for a layer that was checked before; or None."""
+    if type(x) is not Tensor or not x.dim() or not isinstance(tree, Tree) or not isinstance(leaves, Leaves):
+        return None
+    return known_request(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), tree, leaves, activation)
 
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:

@@ -76,3 +76,14 @@ def test_a_decision_within_rounding_is_left_out():
     answer, _ = tree_answer(x, problem.tree, problem.leaves, "relu")
     assert 0 not in answer.rows.tolist()
     assert len(answer.rows) == 3
+
+
+def test_few_samples_of_a_large_batch_are_compared():
+    problem = Problem(Case(20, 12, 4, 3, 100))
+    x = problem.inputs[0]
+    everything, leaf = tree_answer(x, problem.tree, problem.leaves, "relu")
+    some, same = tree_answer(x, problem.tree, problem.leaves, "relu", most=7)
+    assert torch.equal(leaf, same)
+    assert 1 < len(some.rows) <= 7 < len(everything.rows)
+    assert some.rows[-1] > 50  # not the first ones alone
+    assert torch.equal(some.output, everything.output[torch.isin(everything.rows, some.rows)])

@@ -1,7 +1,8 @@
 """The hard pass as registered operations, for torch.compile, which cannot look into compiled kernels.
 
-The backend is chosen when an operation runs. The operations have no derivative: where one is needed, the compiler gets
-the plain operations of `aten`. So does an export, which must run where fastff is not installed.
+The backend is chosen when an operation runs. On a CPU the hard pass keeps its plan from call to call, as in a layer.
+The operations have no derivative: where one is needed, the compiler gets the plain operations of `aten`. So does an
+export, which must run where fastff is not installed.
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tensors import Leaves, Tree
+from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
 from ..validate import check_layer, check_leaf
 from .choice import choose, run
+from .known import known_request, remember
+from .native_cache import PlanCache
 from .request import Request
 
 
@@ -36,9 +39,35 @@ def _hard(
     tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
     scales = in_scale, out_scale, gate_scale
     leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias, *scales)
-    check_layer(x, tree, leaves, activation)
-    y: Tensor = _run(Request.make("hard", x, tree, leaves, activation))[0]
-    return y
+    with torch.no_grad():
+        y = _planned(x, tree, leaves, activation)
+        if y is not None:
+            return y
+        request = known_request(x, tree, leaves, activation)
+        if request is None:
+            check_layer(x, tree, leaves, activation)
+            request = Request.make("hard", x, tree, leaves, activation)
+            remember(request)
+        output: Tensor = _run(request)[0]
+        return output
+
+
+def _planned(x: Tensor, tree: Tree, leaves: Leaves, activation: str) -> Tensor | None:
+    """The hard pass by a native plan that is kept from call to call, as a layer keeps its own; None if that cannot."""
+    if not x.is_cpu:
+        return None
+    address = leaves.in_weight.data_ptr()
+    plans = _plans.get(address)
+    if plans is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        plans = _plans.setdefault(address, PlanCache())
+    return plans(x, dict(zip(_NAMES, (*tree, *leaves), strict=True)), activation)
+
+
+_MOST_PLANS = 1024
+_plans: dict[int, PlanCache] = {}  # by the address of the leaves: an operation knows no layer
+_NAMES = (*TREE_PARAMETERS, *LEAF_PARAMETERS)
 
 
 def _route(

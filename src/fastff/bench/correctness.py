@@ -42,10 +42,12 @@ def judge(y: Tensor, answer: Answer) -> Verdict:
     return Verdict(error <= answer.allowed, error, answer.allowed)  # NaN is wrong
 
 
-def tree_answer(x: Tensor, tree: Tree, leaves: Leaves, activation: str) -> tuple[Answer, Tensor]:
-    """The answer of a hard pass, and the leaf of every sample (batch,)."""
+def tree_answer(
+    x: Tensor, tree: Tree, leaves: Leaves, activation: str, most: int | None = None
+) -> tuple[Answer, Tensor]:
+    """The answer of a hard pass, and the leaf of every sample (batch,). `most`: compare up to this many samples."""
     leaf, clear = _descend(x, tree, activation)
-    return _visited(x, leaf, clear, leaves, activation), leaf
+    return _visited(x, leaf, clear, leaves, activation, most), leaf
 
 
 def gate_answer(x: Tensor, gate: Tensor, leaves: Leaves, activation: str) -> Answer:
@@ -82,8 +84,12 @@ def dense_answer(x: Tensor, leaves: Leaves, activation: str, out_bias: Tensor) -
     return Answer(rows, exact, max(2 * _relative(plain, exact), one_by_one))
 
 
-def _visited(x: Tensor, leaf: Tensor, clear: Tensor, leaves: Leaves, activation: str) -> Answer:
+def _visited(
+    x: Tensor, leaf: Tensor, clear: Tensor, leaves: Leaves, activation: str, most: int | None = None
+) -> Answer:
     rows = clear.nonzero().squeeze(-1)
+    if most is not None:
+        rows = rows[:: max(1, -(-len(rows) // most))]
     x, leaf = x[rows], leaf[rows]
     exact = _visit(x, leaf, leaves, activation, torch.float64)
     plain = _relative(_visit(x, leaf, leaves, activation, x.dtype), exact)

@@ -61,7 +61,7 @@ def measure(
         for result in found.results:
             result.skip(lack)
         return found
-    with _own_stream(case), torch.inference_mode():
+    with own_stream(case.device), torch.inference_mode():
         workbench = Workbench(_problem(case), opponent, budget)
         found.leaves, found.nodes = workbench.leaves, workbench.nodes
         runners = {}
@@ -96,7 +96,7 @@ def together(
     done = 0
     for group in _groups(found):
         case = group[0].case
-        with _own_stream(case), torch.inference_mode():
+        with own_stream(case.device), torch.inference_mode():
             runners: dict[str, Runner] = {}
             for i, each in enumerate(group):
                 done += 1
@@ -145,9 +145,9 @@ def _problem(case: Case) -> Problem:
 
 
 @contextmanager
-def _own_stream(case: Case) -> Iterator[None]:
+def own_stream(device: str) -> Iterator[None]:
     """Graphs cannot be captured on the default stream."""
-    if case.device != "cuda":
+    if device != "cuda":
         yield
         return
     torch.cuda.empty_cache()  # the graphs of the case before

@@ -28,9 +28,9 @@ _INPUT_BYTES = 2**30
 
 
 class Problem:
-    """The weights and the inputs of a case."""
+    """The weights and the inputs of a case; `inputs` says how many, by default `rotation` does."""
 
-    def __init__(self, case: Case, seed: int = 0) -> None:
+    def __init__(self, case: Case, seed: int = 0, inputs: int | None = None) -> None:
         torch.manual_seed(seed)
         self.case = case
         self.layer = FFF(
@@ -47,7 +47,7 @@ class Problem:
         self.leaves: Leaves = self.layer.leaves
         self.gate = self._normal(case.num_leaves, case.in_features) / case.in_features**0.5  # of the MoE
         self.out_bias = torch.zeros(case.out_features, device=case.device, dtype=case.torch_dtype)  # of the FF
-        self.inputs = [self._normal(case.batch, case.in_features) for _ in range(rotation(case))]
+        self.inputs = [self._normal(case.batch, case.in_features) for _ in range(inputs or rotation(case))]
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.case.device, dtype=self.case.torch_dtype)

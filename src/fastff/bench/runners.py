@@ -15,6 +15,9 @@ from torch import Tensor
 
 from ..backends import backend
 
+# A queue of calls: so long that waiting for the last one does not matter.
+_QUEUE_US, _MOST_QUEUED = 5000.0, 200
+
 
 class Runner(Protocol):
     """A model on given inputs."""
@@ -30,7 +33,7 @@ class Runner(Protocol):
 
 
 class EagerRunner:
-    """Calls from Python, as users make them: for the CPU."""
+    """Calls from Python, as users make them, each of which ends before the next: for the CPU."""
 
     def __init__(self, call: Callable[[Tensor], Tensor], inputs: Sequence[Tensor], name: str) -> None:
         self.call, self.inputs, self.name, self.next = call, inputs, name, 0
@@ -52,6 +55,24 @@ class EagerRunner:
                 call(x)
             end = time.perf_counter_ns()
         return (end - start) / calls / 1e3
+
+
+class QueueRunner(EagerRunner):
+    """Calls from Python on a GPU, as users make them: the host queues calls and waits for the last one.
+
+    The time of a call is the host's or the device's, whichever is longer.
+    """
+
+    last_us = math.inf
+
+    def sample(self, calls: int) -> float:
+        calls = max(calls, 1 if self.last_us == math.inf else min(_MOST_QUEUED, int(_QUEUE_US / self.last_us)))
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        super().sample(calls)
+        torch.cuda.synchronize()
+        self.last_us = (time.perf_counter_ns() - start) / calls / 1e3
+        return self.last_us
 
 
 class GraphRunner:
