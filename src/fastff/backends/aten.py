@@ -186,10 +186,7 @@ def describe(request: Request) -> str:
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
     arrangement = _arrangement(x, leaves)
     if arrangement == "masked":
-        wide = dequantize(leaves)
-        hidden = leaf_hidden(x.to(wide.dtype), wide, activation)
-        # Not `mix` of this file, which has no forward-mode derivative.
-        return reference.mix(hidden, one_hot(leaf, hidden.shape[1], hidden.dtype), wide).to(x.dtype)
+        return masked(x, leaf, leaves, activation)
     if not in_eager() or is_watched():
         return reference.visit(x, leaf, leaves, activation)
     batch, weight = x.shape[0], leaves.in_weight[0].numel() + leaves.out_weight[0].numel()
@@ -203,6 +200,14 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
     groups = zip(used.tolist(), x[order].split(counts.tolist()), strict=True)
     y = torch.cat([_one_leaf(group, j, leaves, activation) for j, group in groups])
     return y[order.argsort()]
+
+
+def masked(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
+    """As `visit`, by all leaves at once: two dense products, and a mask between them."""
+    wide = dequantize(leaves)
+    hidden = leaf_hidden(x.to(wide.dtype), wide, activation)
+    # Not `mix` of this file, which has no forward-mode derivative.
+    return reference.mix(hidden, one_hot(leaf, hidden.shape[1], hidden.dtype), wide).to(x.dtype)
 
 
 def _one_leaf(x: Tensor, j: int, leaves: Leaves, activation: Activation) -> Tensor:
