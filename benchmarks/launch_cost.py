@@ -1,110 +1,368 @@
-"""Every way to launch the Triton hard pass at random sizes, and the constants of the cost model fitted to the times.
+"""Every way to launch the Triton hard pass, timed at random sizes; and the constants of the cost model, fitted to that.
 
-    python benchmarks/launch_cost.py measure --sizes 300 --output results/launch_cost.csv     # on a GPU
-    python benchmarks/launch_cost.py fit results/launch_cost.csv                              # prints the constants
+    python benchmarks/launch_cost.py measure --output results/launch_cost.csv     # on a GPU
+    python benchmarks/launch_cost.py fit results/launch_cost.csv                  # prints the constants, and errors
 
-`fit` uses two thirds of the sizes and reports on the others: the error of the prediction, and how much longer the
-predicted best way takes than the best one.
+`measure` compiles all kernels first, in several processes and without running them. It then times each way at each size
+in CUDA graphs on rotated inputs, after its output was checked against float64. `--variants N` also draws N other launch
+parameters for each way at the sizes of large_table.py, a Llama and the paper. Both parts stop in time if asked to.
+
+`fit` uses two thirds of the random sizes and reports on the others: the error of the predictions, and how much longer
+the predicted way takes than the fastest one.
 """
 
 import argparse
+import concurrent.futures
 import csv
+import functools
+import json
+import math
+import multiprocessing
+import random
 import statistics
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import large_sweep
+import large_table
 import torch
 from csv_rows import about, append
+from torch import Tensor
 
-from fastff.backends import aten, triton_cost, triton_hard
-from fastff.backends.triton_choice import Size, launches, size_of
-from fastff.bench import Case
-from fastff.bench.models import Problem
+import fastff
+from fastff.backends import triton_cost, triton_hard, triton_tile
+from fastff.backends.triton_choice import Launch, launches
+from fastff.backends.triton_size import Size
+from fastff.bench import Case, presets
+from fastff.bench.correctness import judge, tree_answer
+from fastff.bench.models import Problem, dense
 from fastff.bench.runners import GraphRunner
+from fastff.functional import Leaves, Tree
 from fastff.progress import progress
 
-_SECONDS = 0.02  # for each way
+SECONDS, ROUNDS = 0.02, (3, 15)  # of each way
+MOST_BYTES = 4e9  # of the weights of a random size
+CHECKED = 32  # samples of each output
+SIZE = ("in", "out", "leaf_width", "depth", "batch", "activation", "dtype")
+
+
+class Job(NamedTuple):
+    """A way to run a case. `launch` is triton_hard's or, for tiny layers, triton_tile's."""
+
+    case: Case
+    is_int8: bool
+    kind: str  # "random", or the name of a set of sizes
+    way: str
+    launch: Launch | triton_tile.Launch | None  # None: a dense layer
+    is_default: bool
+
+
+def size_in_words(case: Case, is_int8: bool) -> Size:
+    gated = fastff.activations.is_gated(case.activation)
+    return Size(
+        case.batch, case.in_features, case.out_features, case.depth, case.leaf_width, 1, gated, case.itemsize,
+        1 if is_int8 else case.itemsize,
+    )  # fmt: skip
+
+
+def named_cases() -> list[tuple[str, Case, bool]]:
+    """The sizes with targets: large layers, a Llama, 768 wide, int8, and the paper's tables."""
+    found = []
+    for (features, leaf, depth, activation), batches in large_table.TARGETS.items():
+        found += [
+            ("table", Case(features, features, leaf, depth, batch, "bfloat16", "cuda", 1, activation), False)
+            for batch in batches
+        ]
+    for batch in (1, 16, 512, 8192):
+        found.append(("llama", Case(2048, 2048, 256, 5, batch, "bfloat16", "cuda", 1, "swiglu"), False))
+    for depth, batch in ((5, 2048), (5, 16384), (8, 2048), (8, 16384), (12, 2048)):
+        found.append(("768", Case(768, 768, 32, depth, batch, "bfloat16", "cuda"), False))
+    found.append(("int8", Case(4096, 4096, 64, 8, 64, "bfloat16", "cuda"), True))
+    base = Case(768, 768, 32, 5, 2048, "float32", "cuda")
+    found += [("paper", case, False) for case in [*presets.table3(base), *presets.table1(base)]]
+    return found
+
+
+def random_cases(count: int, seed: int) -> list[tuple[str, Case, bool]]:
+    options = argparse.Namespace(seed=seed, sizes=4 * count, tiny=False, device="cuda")
+    cases = [case for case in large_sweep.cases(options) if case.parameter_bytes <= MOST_BYTES]
+    return [("random", case, False) for case in cases[:count]]
+
+
+def jobs_of(kind: str, case: Case, is_int8: bool, variants: int) -> list[Job]:
+    """All ways to run a case; with variants, other launch parameters too."""
+    size, jobs, draw = size_in_words(case, is_int8), [], random.Random(str(case))
+    for way, launch in launches(size).items():
+        if kind == "paper" and way not in ("tiny", "alone", "dense"):
+            continue
+        one: Any = triton_tile.choose(size, True) if way == "tiny" else launch._replace(pdl=True)
+        jobs.append(Job(case, is_int8, kind, way, one, True))
+        if kind != "random":
+            seen = {one}
+            for _ in range(variants if way in _worth_trying(kind, case) else 0):
+                other = _vary(size, way, one, draw)
+                if other not in seen:
+                    seen.add(other)
+                    jobs.append(Job(case, is_int8, kind, way, other, False))
+    return [*jobs, Job(case, is_int8, kind, "FF", None, True)]
+
+
+def _worth_trying(kind: str, case: Case) -> Sequence[str]:
+    """The ways whose parameters are varied."""
+    if kind == "paper":
+        return ("tiny",) if case.training_width == 128 and case.leaf_width in (32, 8, 1) else ()
+    if kind == "768":
+        return ("tiles",)
+    return ("spread", "spread tiles") if case.batch <= 64 else ("tiles", "spread tiles")
+
+
+def _vary(size: Size, way: str, launch: Any, draw: random.Random) -> Any:
+    """The launch with other parameters, drawn at random, that fit into shared memory by a rough count."""
+    pick = draw.choice
+    if way == "tiny":
+        samples, lanes, warps = pick([(16, 16, 8), (16, 8, 4), (8, 16, 4), (32, 8, 8), (32, 16, 16)])
+        top, levels = pick([(1, 1), (2, 1), (2, 2), (3, 2), (4, 3)])
+        tile = {"samples": samples, "lanes": lanes, "warps": warps}
+        return launch._replace(way="rows", top=top, round=levels, loads=pick([16, 24, 32]), **tile)
+    if way == "spread":
+        return launch._replace(
+            block=pick([2, 4, 8]), leaf_warps=pick([2, 4, 8]), n=pick([64, 128, 256, 512]),
+            out_k=pick([8, 16, 32, 64, 128]), warps=pick([4, 8, 16]), round=pick([2, 3]),
+        )  # fmt: skip
+    while True:
+        tile = pick([16, 32, 64, 128] if size.per_leaf >= 64 else [16, 32, 64])
+        other = launch._replace(
+            leaf_tile=tile, k=pick([64, 128, 256]), n=pick([64, 128, 256]), stages=pick([2, 3, 4, 5]),
+            leaf_warps=pick([4, 8]), out_k=pick([64, 128]), out_stages=pick([2, 3, 4]), span=pick([256, 512, 1024]),
+            block=pick([32, 64, 128]), per=max(1, round(pick([1, 1.5, 2]) * size.per_leaf / tile)),
+        )  # fmt: skip
+        if launch.splits:
+            product_tile = pick([16, 32, 64, 128])
+            other = other._replace(product_tile=product_tile, product_k=pick([64, 128]), splits=pick([1, 2, 4, 8]))
+        block = other.block if way == "spread tiles" else 1 << (size.leaf_width - 1).bit_length()
+        first = other.stages * other.k * (tile + block * (1 + size.gated)) * size.bytes
+        second = other.out_stages * other.out_k * (other.n + tile) * size.bytes if way == "spread tiles" else 0
+        sums = tile * block * (1 + size.gated) * 4
+        if max(first, second) <= 200 * 1024 and sums <= 200 * 128 * other.leaf_warps // 4:
+            return other
+
+
+def run_way(job: Job, x: Tensor, tree: Tree, leaves: Leaves) -> tuple[Tensor, Tensor]:
+    hard: Any = triton_tile.hard if job.way == "tiny" else triton_hard.hard
+    return hard(x, tree, leaves, job.case.activation, job.launch)
+
+
+def compile_job(job: Job) -> str:
+    """Compile the kernels of a job, and run none: tensors have no memory. Returns what went wrong."""
+    _only_compile()
+    case = job.case
+    layer = fastff.FFF(
+        case.in_features, case.out_features, depth=case.depth, leaf_width=case.leaf_width, activation=case.activation,
+        device="meta", dtype=case.torch_dtype,
+    ).eval()  # fmt: skip
+    leaves = layer.leaves
+    if job.is_int8:
+        leaves = int8_on(leaves)
+    try:
+        run_way(job, torch.empty(case.batch, case.in_features, device="meta", dtype=case.torch_dtype), layer.tree, leaves)
+    except Exception as error:  # a compiler may raise anything
+        return f"{job.case} {job.way}: {type(error).__name__}: {error}"[:300]
+    return ""
+
+
+def int8_on(leaves: Leaves) -> Leaves:
+    """Leaves of these shapes, as int8 with scales."""
+    weights = {name: getattr(leaves, name) for name in ("in_weight", "out_weight", "gate_weight")}
+    found = leaves._asdict()
+    for name, weight in weights.items():
+        if weight is not None:
+            found[name] = torch.empty_like(weight, dtype=torch.int8)
+            found[name.replace("weight", "scale")] = torch.empty_like(weight[..., 0])
+    return Leaves(**found)
+
+
+@functools.cache
+def _only_compile() -> None:
+    """From here on, this process compiles kernels and launches none."""
+    from triton.runtime.jit import JITFunction
+
+    run = JITFunction.run
+    JITFunction.run = lambda self, *args, warmup, **options: run(self, *args, warmup=True, **options)
+
+
+def compile_all(jobs: Sequence[Job], processes: int, seconds: float) -> None:
+    end, context = time.monotonic() + seconds, multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context)
+    futures = [pool.submit(compile_job, job) for job in jobs if job.launch is not None]
+    with progress("compiling", len(futures), unit="kernels") as advance:
+        try:
+            for future in concurrent.futures.as_completed(futures, timeout=max(1, end - time.monotonic())):
+                advance()
+                if not future.exception() and future.result():
+                    print(future.result(), flush=True)
+        except TimeoutError:
+            print(f"compiled {sum(f.done() for f in futures)} of {len(futures)} in {seconds:.0f} s", flush=True)
+    for process in list(pool._processes.values()):
+        process.kill()
+    pool.shutdown(cancel_futures=True)
+
+
+def measure(options: argparse.Namespace) -> None:
+    where = about("cuda", "benchmarks/launch_cost.py", "")
+    rates = [*random_cases(options.sizes, options.seed)]
+    cases = [case for case in named_cases() if options.named] + rates
+    by_case = [jobs_of(*case, options.variants) for case in cases]
+    # Defaults of all sizes first, so that what the clock cuts off are variants.
+    jobs = sorted((job for some in by_case for job in some), key=lambda job: not job.is_default)
+    compile_all(jobs, options.processes, options.compile_seconds)
+    end = time.monotonic() + options.seconds
+    with progress("sizes", len(by_case), unit="sizes") as advance, torch.inference_mode():
+        for some in by_case:
+            if time.monotonic() > end:
+                print("out of time")
+                break
+            rows = times(some)
+            append(options.output, [where | row for row in rows])
+            torch.cuda.empty_cache()
+            advance(text=str(some[0].case))
+
+
+def times(jobs: Sequence[Job]) -> list[dict[str, object]]:
+    """A row for each job of one case."""
+    case = jobs[0].case
+    inputs = max(1, min(8, int(4000 / large_sweep.dense_us(case)), int(2**30 / (case.batch * case.in_features))))
+    problem = Problem(case, inputs=inputs)
+    tree, leaves, activation = problem.tree, problem.leaves, case.activation
+    if jobs[0].is_int8:
+        fastff.quantize_(problem.layer)
+        leaves = problem.layer.leaves
+    answer, _ = tree_answer(problem.inputs[0], tree, leaves, activation, CHECKED)
+    found = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        scratch = torch.empty(2**28, dtype=torch.int8, device="cuda")
+        for job in jobs:
+            call: Callable[[Tensor], Tensor]
+            if job.launch is None:
+                if job.is_int8:
+                    continue
+                call = dense(problem)[-1]
+            else:
+                call = functools.partial(_output, job, tree, leaves)
+            us, note = math.nan, ""
+            try:
+                runner = GraphRunner(call, problem.inputs, "auto", scratch)
+                if job.launch is not None and not (verdict := judge(runner.output(0), answer)).right:
+                    note = f"wrong: error {verdict.error:.2g}, allowed {verdict.allowed:.2g}"
+                else:
+                    once = runner.sample(1)
+                    rounds = max(ROUNDS[0], min(ROUNDS[1], int(1e6 * SECONDS / max(once * inputs, 60))))
+                    us = statistics.median(runner.sample(1) for _ in range(rounds))
+                del runner
+            except Exception as error:  # a compiler may raise anything
+                note = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+            found.append(_row(job, us, note))
+            if note:
+                print(case, job.way, note, flush=True)
+    return found
+
+
+def _output(job: Job, tree: Tree, leaves: Leaves, x: Tensor) -> Tensor:
+    return run_way(job, x, tree, leaves)[0]
+
+
+def _row(job: Job, us: float, note: str) -> dict[str, object]:
+    case, launch = job.case, "" if job.launch is None else json.dumps(job.launch._asdict())
+    values = (
+        case.in_features, case.out_features, case.leaf_width, case.depth, case.batch, case.activation, case.dtype,
+    )  # fmt: skip
+    known = {"kind": job.kind, "weights": "int8" if job.is_int8 else case.dtype, "way": job.way}
+    return dict(zip(SIZE, values, strict=True)) | known | {
+        "default": int(job.is_default), "us": "" if math.isnan(us) else round(us, 2), "note": note, "launch": launch,
+    }  # fmt: skip
+
+
+def fit(options: argparse.Namespace) -> None:
+    import numpy
+    from scipy.optimize import nnls
+
+    with options.rows.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["us"] and row["default"] == "1"]
+    sizes: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        sizes.setdefault(tuple(row[name] for name in (*SIZE, "weights", "kind")), {})[row["way"]] = float(row["us"])
+    keys = sorted(sizes)
+    random.Random(0).shuffle(keys)
+    held = set(keys[: len(keys) // 3])
+    constants: dict[tuple[str, int], dict[str, float]] = {}
+    for way in sorted({row["way"] for row in rows} - {"FF"}):
+        for size_bytes in (2, 4):
+            given = [(size_of_key(key), sizes[key][way], key) for key in keys if way in sizes[key]]
+            given = [each for each in given if each[0].bytes == size_bytes]
+            if not given:
+                continue
+            found = [triton_cost.quantities(size, way, launches(size)[way]) for size, _, _ in given]
+            names = sorted({name for each in found for name in each})
+            matrix = numpy.array([[each.get(name, 0) for name in names] for each in found])
+            us = numpy.array([us for _, us, _ in given])
+            kept = numpy.array([key not in held for _, _, key in given])
+            both = []
+            for chosen in (kept, kept | True):  # for the errors; for the constants
+                solution, _ = nnls(matrix[chosen] / us[chosen, None], numpy.ones(chosen.sum()))
+                both.append(solution)
+            if (~kept).any():
+                error = matrix[~kept] @ both[0] / us[~kept]
+                print(f"# {way}, {size_bytes} bytes: {len(given)} sizes; predicted / measured of those held out: "
+                      f"median {numpy.median(error):.2f}, {error.min():.2f} to {error.max():.2f}")  # fmt: skip
+            constants[way, size_bytes] = {name: float(f"{v:.3g}") for name, v in zip(names, both[1], strict=True)}
+    print("CONSTANTS = {")
+    for key, values in constants.items():
+        print(f'    ("{key[0]}", {key[1]}): {json.dumps(values)},')
+    print("}")
+    triton_cost.CONSTANTS.clear()
+    triton_cost.CONSTANTS.update(constants)
+    triton_cost.fastest.cache_clear()
+    regret = []
+    for key in keys:
+        measured = {way: us for way, us in sizes[key].items() if way != "FF"}
+        way = triton_cost.fastest(size_of_key(key)).way
+        if way in measured:
+            best = min(measured, key=measured.__getitem__)
+            dense_us = sizes[key].get("FF", math.nan)
+            regret.append((measured[way] / measured[best], measured[way] / dense_us, way, best, key))
+    regret.sort(reverse=True, key=lambda each: each[0])
+    ratios = [each[0] for each in regret]
+    print(f"# chosen over fastest: median {statistics.median(ratios):.3f}, p90 {ratios[len(ratios) // 10]:.2f}, "
+          f"worst {ratios[0]:.2f}; slower than FF: {sum(each[1] > 1 for each in regret)} of {len(regret)}")  # fmt: skip
+    for each in regret[:10]:
+        print("#", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
+    for each in sorted(regret, key=lambda each: -each[1])[:15]:
+        print("# FF", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
+
+
+def size_of_key(key: tuple[Any, ...]) -> Size:
+    features, out, leaf, depth, batch, activation, dtype, weights, _ = key
+    case = Case(int(features), int(out), int(leaf), int(depth), int(batch), dtype, "cpu", 1, activation)
+    return size_in_words(case, weights == "int8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     measured = parts.add_parser("measure", help="time all ways, on a GPU")
-    measured.add_argument("--sizes", type=int, default=300)
-    measured.add_argument("--seed", type=int, default=1, help="seed of the sizes; the sweep of large_layers.py takes 0 (1)")
-    measured.add_argument("--part", default="0/1", dest="share", help="only every n-th size, as i/n, to compile ahead in several processes")
-    measured.add_argument("--compile", action="store_true", help="run each way once and time none")
-    measured.add_argument("--output", type=Path, required=True)
+    measured.add_argument("--sizes", type=int, default=100, help="random sizes (100)")
+    measured.add_argument("--seed", type=int, default=1, help="of the sizes; large_layers.py sweep takes 0 (1)")
+    measured.add_argument("--named", action="store_true", help="also the sizes with targets")
+    measured.add_argument("--variants", type=int, default=0, help="other launch parameters of each way to try (0)")
+    measured.add_argument("--processes", type=int, default=16, help="processes that compile (16)")
+    measured.add_argument("--compile-seconds", type=float, default=3600, help="stop to compile after this time")
+    measured.add_argument("--seconds", type=float, default=3600, help="stop to measure after this time")
+    measured.add_argument("--output", type=Path, required=True, help="append the rows to this CSV file")
     fitted = parts.add_parser("fit", help="fit the constants")
     fitted.add_argument("rows", type=Path)
     options = parser.parse_args()
     measure(options) if options.part == "measure" else fit(options)
-
-
-def measure(options: argparse.Namespace) -> None:
-    options.device, options.tiny = "cuda", False
-    where = about("cuda", "benchmarks/launch_cost.py", "")
-    index, count = map(int, options.share.split("/"))
-    cases = large_sweep.cases(options)[index::count]
-    with progress("ways", len(cases), unit="sizes") as advance:
-        for case in cases:
-            try:
-                found = times(case, options.compile)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                advance(text=f"{case}: {error}"[:80])
-                continue
-            if not options.compile:
-                append(options.output, [where | row(case, way, us) for way, us in found.items()])
-            torch.cuda.empty_cache()
-            advance(text=str(case))
-
-
-def times(case: Case, compile_only: bool) -> dict[str, float | str]:
-    """The microseconds of each way, of the dense layer with a mask, and of the dense layer alone."""
-    inputs = max(1, min(6, int(3000 / large_sweep.dense_us(case)), int(2**30 / (case.batch * case.in_features))))
-    problem = Problem(case, inputs=inputs)
-    x, tree, leaves, activation = problem.inputs[0], problem.tree, problem.leaves, case.activation
-    calls = {}
-    for way, launch in launches(size_of(x, tree, leaves)).items():
-        launch = launch._replace(pdl=True)
-        calls[way] = lambda x, launch=launch: triton_hard.hard(x, tree, leaves, activation, launch)[0]
-    found: dict[str, float | str] = {}
-    with torch.inference_mode():
-        if compile_only:
-            for way, call in calls.items():
-                try:
-                    call(x)
-                except Exception as error:
-                    found[way] = str(error)
-            torch.cuda.synchronize()
-            return found
-        calls["masked"] = lambda x: aten.masked(x, aten.route(x, tree, activation), leaves, activation)
-        calls["dense"] = lambda x: aten.leaf_hidden(x, leaves, activation).flatten(1) @ leaves.out_weight.flatten(0, 1)
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            scratch = torch.empty(2**27, dtype=torch.int8, device="cuda")
-            for way, call in calls.items():
-                try:
-                    runner = GraphRunner(call, problem.inputs, "auto", scratch)
-                    once = runner.sample(1)
-                    rounds = max(3, min(15, int(1e6 * _SECONDS / max(once * inputs, 60))))
-                    found[way] = statistics.median(runner.sample(1) for _ in range(rounds))
-                    del runner
-                except Exception as error:  # a compiler may raise anything
-                    found[way] = f"{type(error).__name__}: {error}"[:100]
-    return found
-
-
-def row(case: Case, way: str, us: float | str) -> dict[str, object]:
-    size = {
-        "batch": case.batch, "in": case.in_features, "out": case.out_features, "depth": case.depth,
-        "leaf_width": case.leaf_width, "activation": case.activation, "dtype": case.dtype,
-    }  # fmt: skip
-    return size | {"way": way, "us": us if isinstance(us, str) else round(us, 2)}
-
-
-def fit(options: argparse.Namespace) -> None:
-    raise SystemExit("not yet")
 
 
 if __name__ == "__main__":

@@ -4,24 +4,22 @@ Samples go one by one or grouped by leaf; a leaf goes to one program, or is spre
 which of these ways is fastest for a size.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from . import triton_tile
+from .triton_size import Size, power_of_two
 
-from .. import tree as heap
-from ..tensors import Leaves, Tree
-
-_SHARED = 227 * 1024  # bytes of shared memory that a program may have on a Hopper GPU
+_MOST_HIDDEN = 2**31  # bytes of the hidden layers of all leaves
 
 
 class Launch(NamedTuple):
     """A way to run a hard pass, and its launch parameters."""
 
-    grouped: bool = False
-    spread: bool = False
+    grouped: bool = False  # samples go by leaf; otherwise one by one
+    spread: bool = False  # a leaf goes to several programs
+    tiny: bool = False  # by the kernels of triton_tile
+    dense: bool = False  # all leaves in two dense products, with a mask between them
     pdl: bool = False  # programmatic dependent launch: begin while the last kernel ends, and wait for it then
     # the walk
     round: int = 3  # one by one: levels walked in one round
@@ -47,57 +45,31 @@ class Launch(NamedTuple):
     leaf_warps: int = 4
 
 
-class Size(NamedTuple):
-    """What the choice depends on."""
-
-    batch: int
-    features: int
-    out: int
-    depth: int
-    leaf_width: int
-    node_width: int
-    gated: bool
-    bytes: int  # of an input
-    weight_bytes: int  # of a leaf's weight
-    shared: int = _SHARED  # bytes of shared memory that a program may have
-
-    @property
-    def leaves(self) -> int:
-        return 1 << self.depth
-
-    @property
-    def per_leaf(self) -> float:
-        return self.batch / self.leaves
-
-    @property
-    def used_leaves(self) -> float:
-        """The leaves that samples reach, if each is as likely as another."""
-        return -self.leaves * math.expm1(-self.per_leaf)
-
-    @property
-    def leaf_bytes(self) -> int:
-        return self.leaf_width * (self.features * (1 + self.gated) + self.out) * self.weight_bytes
-
-
-def size_of(x: Tensor, tree: Tree | None, leaves: Leaves) -> Size:
-    num_leaves, width, out = leaves.out_weight.shape
-    node_width = 1 if tree is None or tree.out_weight is None else tree.out_weight.shape[1]
-    shared = _shared_memory(x.device.index) if x.is_cuda else _SHARED
-    return Size(
-        len(x), x.shape[1], out, heap.depth_of(num_leaves), width, node_width, leaves.gate_weight is not None,
-        x.element_size(), leaves.out_weight.element_size(), shared,
-    )  # fmt: skip
-
-
 def launches(size: Size) -> dict[str, Launch]:
     """The ways that can run this size, by name."""
     ways = {"spread": _spread(size), "spread tiles": _spread_tiles(size)}
+    if not triton_tile.why_not(size):
+        ways["tiny"] = Launch(tiny=True)
+    if _masks(size):
+        ways["dense"] = walk_launch(size)._replace(dense=True)
     # These hold a leaf's hidden layer in one program; the first unrolls its rows, which takes long to compile.
     if size.leaf_width <= 128:
         ways["tiles"] = _tiles(size)
-        if size.leaf_width * size.features <= 2**19:
+        if size.leaf_width * size.features <= 2**17:
             ways["alone"] = _alone(size)
     return ways
+
+
+def walk_launch(size: Size) -> Launch:
+    """How samples walk where no leaf follows: one by one, or in tiles."""
+    few = 64 if size.features >= 2048 and size.bytes == 2 else 256
+    return _alone(size) if size.batch < few else _grouped(size)
+
+
+def _masks(size: Size) -> bool:
+    """Whether the hidden layers of all leaves fit into memory, and weights are numbers that products take."""
+    hidden = (1 + size.gated) * size.batch * size.leaves * size.leaf_width * size.bytes
+    return hidden <= _MOST_HIDDEN and size.weight_bytes == size.bytes
 
 
 def _alone(size: Size) -> Launch:
@@ -163,7 +135,7 @@ def _tiles(size: Size) -> Launch:
 def _spread_tiles(size: Size) -> Launch:
     """A tile of a leaf's samples spread over programs."""
     launch, per_leaf = _grouped(size), size.per_leaf
-    tile = 16 if per_leaf < 12 or size.bytes == 4 else 32 if per_leaf < 64 else 64
+    tile = 16 if per_leaf < 12 or size.bytes == 4 else 32 if per_leaf < 64 else 64 if per_leaf < 192 else 128
     tiles = size.used_leaves + size.batch / tile / 2
     block = 128
     while block > 16 and tiles * size.leaf_width / block < 256:
@@ -171,7 +143,7 @@ def _spread_tiles(size: Size) -> Launch:
     launch = launch._replace(spread=True, leaf_tile=tile, block=min(block, max(16, power_of_two(size.leaf_width))))
     if size.bytes == 4:
         launch = launch._replace(k=32, n=64, out_k=32, stages=4)
-    elif tile == 64:
+    elif tile >= 64:
         launch = launch._replace(k=64, n=256, out_k=64, stages=5, leaf_warps=8)
     else:
         each = (tile + launch.block * (1 + size.gated)) * 256 * size.bytes  # in flight, in each of two programs
@@ -205,17 +177,3 @@ def _shared_bytes(size: Size, launch: Launch, block: int) -> int:
     # A block of int8 is converted on its way, and float32 goes in two or three parts.
     parts = max(launch.k * (launch.leaf_tile + block), launch.out_k * (launch.n + launch.leaf_tile)) * size.bytes
     return max(first, second) + converted + (parts if size.bytes == 4 or size.weight_bytes < size.bytes else 0)
-
-
-@functools.cache
-def has_dependent_launch(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
-
-
-@functools.cache
-def _shared_memory(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

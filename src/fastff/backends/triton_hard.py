@@ -9,14 +9,18 @@ run, since no number depends on the order in which samples arrive.
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
 from ..activations import GATED, PLAIN
 from ..tensors import Leaves, Tree
+from . import triton_tile
+from .reference import input_pairs
 from .request import Request
-from .triton_choice import Launch, Size, has_dependent_launch, launches, power_of_two, size_of
+from .triton_choice import Launch, walk_launch
 from .triton_cost import fastest
+from .triton_size import Size, has_dependent_launch, power_of_two, size_of
 
 # `group` gives every leaf a list with room for the whole batch. Beyond this number of entries, samples are sorted.
 _MOST_LISTED = 2**25
@@ -25,27 +29,39 @@ _MOST_LISTED = 2**25
 def describe(request: Request) -> str:
     x, leaves = request.x, request.leaves
     assert leaves is not None  # explain describes whole passes
-    launch = _launch(x, request.tree, leaves)
+    size = size_of(x, request.tree, leaves)
+    choice = fastest(size)
+    return f"{_words(size, choice.launch)}; {choice}"
+
+
+def _words(size: Size, launch: Launch) -> str:
+    if launch.tiny:
+        return triton_tile.describe(size)
+    if launch.dense:
+        return "dense, all leaves run and those that were not reached are masked"
     if not launch.grouped:
         if launch.spread:
             return "the leaf of each sample is spread over many programs"
         return "one program a sample walks the tree and runs the leaf"
-    how = "sorted" if len(leaves.in_weight) * len(x) > _MOST_LISTED else "listed"
+    how = "sorted" if size.leaves * size.batch > _MOST_LISTED else "listed"
     spread = ", spread over neurons and outputs" if launch.spread else ""
     return f"samples are {how} by leaf, and tiles of them go through both products of the leaf{spread}"
 
 
-def choose_launch(size: Size, pdl: bool) -> Launch:
+def choose_launch(x: Tensor, tree: Tree | None, leaves: Leaves) -> Launch:
     """The fastest way, by the cost model."""
-    return launches(size)[fastest(size)]._replace(pdl=pdl)
+    return _on(x, fastest(size_of(x, tree, leaves)).launch)
 
 
-def _launch(x: Tensor, tree: Tree | None, leaves: Leaves) -> Launch:
-    return choose_launch(size_of(x, tree, leaves), x.is_cuda and has_dependent_launch(x.device.index))
+def _on(x: Tensor, launch: Launch) -> Launch:
+    return launch._replace(pdl=x.is_cuda and has_dependent_launch(x.device.index))
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
     """The output, and the leaf of each sample."""
+    launch = launch or choose_launch(x, tree, leaves)
+    if launch.tiny:
+        return triton_tile.hard(x, tree, leaves, activation)
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
     return _run(x, leaf, tree, leaves, activation, launch), leaf
 
@@ -54,15 +70,11 @@ def route(x: Tensor, tree: Tree, activation: str) -> Tensor:
     x = x.resolve_neg().contiguous()
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
     if len(x):
-        # For the walk alone, as if a leaf had 32 neurons and a column for each feature.
-        rows = torch.empty(len(tree.weight) + 1, 32, x.shape[1], device="meta")
-        launch = _launch(x, tree, Leaves(rows, None, rows, None))
+        # For the walk alone, no matter what the leaves are.
+        rows = torch.empty(len(tree.weight) + 1, 1, 1, device="meta", dtype=x.dtype)
+        launch = _on(x, walk_launch(size_of(x, tree, Leaves(rows, None, rows, None))))
         with torch.cuda.device_of(x):
-            if launch.grouped:
-                z = _node_products(x, tree, None, launch) if launch.splits else None
-                _group(x, z, leaf, tree, None, activation, launch)
-            else:
-                _descend(x, leaf, tree, None, activation, launch)
+            _walk(x, leaf, tree, activation, launch)
     return leaf
 
 
@@ -72,16 +84,47 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: str) -> Tensor:
 
 def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch | None) -> Tensor:
     x = x.resolve_neg().contiguous()
-    launch = launch or _launch(x, tree, leaves)
+    launch = launch or choose_launch(x, tree, leaves)
     if not len(x):
         return x.new_empty(0, leaves.out_weight.shape[-1])
     with torch.cuda.device_of(x):
+        if launch.dense:
+            return _masked(x, leaf, tree, leaves, activation, launch)
         if launch.grouped:
             work = _list_samples(x, leaf, tree, len(leaves.in_weight), activation, launch)
             return (_spread_tiles if launch.spread else _leaf_tiles)(x, work, leaves, activation, launch)
         if launch.spread:
             return _spread_samples(x, leaf, tree, leaves, activation, launch)
         return _descend(x, leaf, tree, leaves, activation, launch)
+
+
+def _walk(x: Tensor, leaf: Tensor, tree: Tree, activation: str, launch: Launch) -> None:
+    """Fills in the leaf of each sample."""
+    if launch.grouped:
+        z = _node_products(x, tree, None, launch) if launch.splits else None
+        _group(x, z, leaf, tree, None, activation, launch)
+    else:
+        _descend(x, leaf, tree, None, activation, launch)
+
+
+def _masked(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch) -> Tensor:
+    """All leaves as one dense layer, in which a kernel keeps the neurons of each sample's own leaf."""
+    from .triton_dense_kernels import own_neurons
+
+    if tree is not None:
+        _walk(x, leaf, tree, activation, launch)
+    parts = [
+        F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        for weight, bias in input_pairs(leaves)
+    ]
+    neurons = parts[0].shape[1]
+    block = min(1024, power_of_two(neurons))
+    own_neurons[(len(x), -(-neurons // block))](
+        parts[0], parts[-1], leaf, leaves.in_weight.shape[1], neurons,
+        ACT=function_name(activation), GATED=len(parts) > 1, BLOCK=block,
+    )  # fmt: skip
+    second = leaves.out_weight.flatten(0, 1)
+    return parts[0] @ second if leaves.out_bias is None else torch.addmm(leaves.out_bias[leaf], parts[0], second)
 
 
 def _descend(

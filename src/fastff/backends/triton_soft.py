@@ -18,8 +18,8 @@ from .._torch import in_eager
 from ..activations import GATED
 from ..tensors import Leaves, Soft, SoftOptions, Tree
 from .request import Request
-from .triton_choice import power_of_two
 from .triton_hard import function_name
+from .triton_size import power_of_two
 
 # A sample's leaves lie in the registers of one program.
 _MOST_NEURONS = 8192

@@ -9,15 +9,14 @@ All leaves as one product in one program, with a mask, are no third way: a progr
 one leaf of it, and an infinite weight would reach samples of other leaves.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import tree as heap
 from ..activations import GATED, PLAIN
 from ..tensors import Leaves, Tree
+from .triton_size import Size, has_dependent_launch, power_of_two, size_of
 
 _DEEPEST = 8
 _MOST_BLOCKS = 192  # of 16 bytes a thread: a leaf is unrolled
@@ -40,58 +39,40 @@ class Launch(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """The sizes of a layer, and of its rows in 16-byte blocks of a thread."""
+    """The rows of a layer in 16-byte blocks of a thread."""
 
-    leaves: int
-    width: int
-    features: int
-    out: int
-    matrices: int  # from the input: 2 with a gate
     in_blocks: int
-    out_blocks: int
+    neuron_blocks: int  # of all rows of a neuron
     out_registers: int  # of an output row in float32, in units of four
 
-    @property
-    def depth(self) -> int:
-        return heap.depth_of(self.leaves)
 
-    @property
-    def neuron_blocks(self) -> int:
-        return self.matrices * self.in_blocks + self.out_blocks
-
-
-def why_not(x: Tensor, tree: Tree, leaves: Leaves) -> str:
-    """Why these kernels cannot run a pass, or are no good for it; empty if they can."""
-    shape, size = _shape(x, leaves, 16), x.element_size()
-    if tree.out_weight is not None:
+def why_not(size: Size) -> str:
+    """Why these kernels cannot run a pass of this size, or are no good for it; empty if they can."""
+    shape = _shape(size, 16)
+    if not size.walks:
+        return "has tiles for whole passes only"
+    if size.weight_bytes != size.bytes:
+        return "has no tiles for int8 leaves"
+    if size.node_width > 1:
         return "has tiles for nodes of width 1 only"
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"has tiles for float32, bfloat16 and float16; got {x.dtype}"
-    if shape.depth > _DEEPEST:
-        return f"has tiles for trees of depth {_DEEPEST} at most; got {shape.depth}"
+    if size.depth > _DEEPEST:
+        return f"has tiles for trees of depth {_DEEPEST} at most; got {size.depth}"
     if shape.in_blocks + shape.out_registers + max(shape.neuron_blocks, shape.in_blocks) > _ROOM:
-        return f"has tiles for rows that fit into registers; got {shape.features} -> {shape.out} of {size} bytes each"
-    blocks = shape.width * shape.neuron_blocks
+        return f"has tiles for rows that fit into registers; got {size.features} -> {size.out}, {size.bytes} bytes each"
+    blocks = size.leaf_width * shape.neuron_blocks
     if blocks > _MOST_BLOCKS:
         return f"has tiles for leaves of {_MOST_BLOCKS} blocks at most; got {blocks}"
     return ""
 
 
-def fits(x: Tensor, tree: Tree, leaves: Leaves) -> bool:
-    """Whether these kernels run such a pass."""
-    return not why_not(x, tree, leaves)
-
-
-def choose(x: Tensor, leaves: Leaves) -> Launch:
+def choose(size: Size, pdl: bool) -> Launch:
     """The launch for a layer of this size. Predicted, not measured: see benchmarks/tile_variants.py."""
-    shape = _shape(x, leaves, 16)
-    pdl = x.is_cuda and _has_dependent_launch(x.device.index)
-    leaf = shape.width * (shape.matrices * shape.features + shape.out)
-    samples = 32 if shape.leaves <= 4 else 64
+    shape = _shape(size, 16)
+    samples = 32 if size.leaves <= 4 else 64
     # Tensor cores take 16 samples and 16 neurons at least; moving numbers to them costs as much as fetching them again.
-    moved = 5 * shape.leaves * (shape.features + leaf // samples)
-    if x.element_size() == 2 and leaf > moved and _leaf_fits(shape):
-        return Launch("leaf", samples, lanes=8, warps=4, top=min(shape.depth, 3), pdl=pdl)
+    moved = 5 * size.leaves * (size.features + size.leaf_numbers // samples)
+    if size.bytes == 2 and size.leaf_numbers > moved and _leaf_fits(size):
+        return Launch("leaf", samples, lanes=8, warps=4, top=min(size.depth, 3), pdl=pdl)
     top = max(t for t in range(1, 4) if shape.in_blocks << t <= _ROOM or t == 1)
     # Long rows take as long to arrive as the next ones to be asked for.
     levels = 2 if shape.in_blocks <= 4 else 1
@@ -99,9 +80,9 @@ def choose(x: Tensor, leaves: Leaves) -> Launch:
     return Launch("rows", top=top, round=levels, loads=loads, pdl=pdl)
 
 
-def describe(x: Tensor, leaves: Leaves) -> str:
+def describe(size: Size) -> str:
     """How `hard` runs, in words."""
-    launch = choose(x, leaves)
+    launch = choose(size, False)
     if launch.way == "rows":
         return f"tiles of {launch.samples} samples walk the tree, and each sample reads its own leaf, in one launch"
     return f"each leaf runs tiles of {launch.samples} samples, and writes those that reach it, in one launch"
@@ -110,9 +91,10 @@ def describe(x: Tensor, leaves: Leaves) -> str:
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
     """The output, and the leaf of each sample."""
     x = x.resolve_neg().contiguous()
-    launch = launch or choose(x, leaves)
-    shape, batch = _shape(x, leaves, launch.lanes), len(x)
-    leaf, y = torch.empty(batch, dtype=torch.int64, device=x.device), x.new_empty(batch, shape.out)
+    size = size_of(x, tree, leaves)
+    launch = launch or choose(size, x.is_cuda and has_dependent_launch(x.device.index))
+    shape, batch = _shape(size, launch.lanes), len(x)
+    leaf, y = torch.empty(batch, dtype=torch.int64, device=x.device), x.new_empty(batch, size.out)
     if not batch:
         return y, leaf
     from .triton_tile_kernels import tile_leaf, tile_rows
@@ -122,45 +104,37 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch 
     weights = [tree.weight, tree.bias, *first, leaves.out_weight, leaves.out_bias]
     tensors = [x, *(x if t is None else t for t in weights), leaf, y]  # an absent tensor is never read
     options = {
-        "IN": shape.features, "OUT": shape.out, "DEPTH": shape.depth, "L": shape.width,
+        "IN": size.features, "OUT": size.out, "DEPTH": size.depth, "L": size.leaf_width,
         "ACT": (GATED if activation in GATED else PLAIN)[activation].__name__, "GATED": leaves.gate_weight is not None,
         "IN_BIAS": leaves.in_bias is not None, "GATE_BIAS": leaves.gate_bias is not None,
-        "OUT_BIAS": leaves.out_bias is not None, "TOP": min(launch.top, shape.depth), "ROUND": launch.round,
+        "OUT_BIAS": leaves.out_bias is not None, "TOP": min(launch.top, size.depth), "ROUND": launch.round,
         "BM": launch.samples, "COLS": columns, "FENCE": not x.is_cpu, "PDL": launch.pdl, "PREFETCH": launch.prefetch,
         "num_warps": launch.warps, **({"launch_pdl": True} if launch.pdl else {}),
     }  # fmt: skip
     tiles = -(-batch // launch.samples)
     with torch.cuda.device_of(x):
         if launch.way == "rows":
-            group = max(1, min(shape.width, launch.loads // shape.neuron_blocks))
-            sizes = {"OUT_COLS": min(columns, _block(shape.out)), "GROUP": group}
+            group = max(1, min(size.leaf_width, launch.loads // shape.neuron_blocks))
+            sizes = {"OUT_COLS": min(columns, _block(size.out)), "GROUP": group}
             tile_rows[(tiles,)](*tensors, batch, **sizes, **options)
         else:
-            sizes = {"BL": _block(shape.width), "BK": _block(shape.features), "BN": _block(shape.out)}
-            tile_leaf[(shape.leaves, tiles)](*tensors, batch, **sizes, **options)
+            sizes = {"BL": _block(size.leaf_width), "BK": _block(size.features), "BN": _block(size.out)}
+            tile_leaf[(size.leaves, tiles)](*tensors, batch, **sizes, **options)
     return y, leaf
 
 
-def _shape(x: Tensor, leaves: Leaves, lanes: int) -> _Shape:
-    (count, width, out), features = leaves.out_weight.shape, x.shape[1]
-    columns = lanes * 16 // x.element_size()
-    in_blocks, out_blocks = -(-features // columns), -(-out // columns)
-    matrices = 1 if leaves.gate_weight is None else 2
-    registers = out_blocks * (4 // x.element_size())
-    return _Shape(count, width, features, out, matrices, in_blocks, out_blocks, registers)
+def _shape(size: Size, lanes: int) -> _Shape:
+    columns = lanes * 16 // size.bytes
+    in_blocks, out_blocks = -(-size.features // columns), -(-size.out // columns)
+    return _Shape(in_blocks, (1 + size.gated) * in_blocks + out_blocks, out_blocks * (4 // size.bytes))
 
 
-def _leaf_fits(shape: _Shape) -> bool:
+def _leaf_fits(size: Size) -> bool:
     """Whether the registers of 4 warps hold the weights of a leaf and 32 samples, in 16 bits."""
-    k, n = _block(shape.features), _block(shape.out)
-    return _block(shape.width) * (shape.matrices * k + n) + 32 * (k + n) <= 64 * 128 * 3
+    k, n = _block(size.features), _block(size.out)
+    return _block(size.leaf_width) * ((1 + size.gated) * k + n) + 32 * (k + n) <= 64 * 128 * 3
 
 
 def _block(n: int) -> int:
     """The edge of a product that has room for n."""
-    return max(16, 1 << (n - 1).bit_length())
-
-
-@functools.cache
-def _has_dependent_launch(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
+    return max(16, power_of_two(n))
