@@ -1,9 +1,9 @@
 """Triton kernels for many samples a leaf: tiles of a leaf's samples go through it on tensor cores.
 
-`group` has listed the samples of each leaf. A tile of them is one program's work, or a few programs'. Every leaf has PER
-tiles, which hold what an even tree would send there; tiles beyond were noted by `group` and come last. So a leaf that
-many samples take costs no more than its tiles. `leaf_tiles` runs both products of a narrow leaf; a wide leaf,
-or few tiles, go by `group_hidden` (spread by neurons) and `group_output` (spread by output columns).
+`group` has listed the samples of each leaf. A tile of them is one program's work, or a few programs'. Every leaf has
+PER tiles, which hold what an even tree would send there; tiles beyond were noted by `group` and come last. So a leaf
+that many samples take costs no more than its tiles. `leaf_tiles` runs both products of a narrow leaf; a wide leaf, or
+few tiles, go by `group_hidden` (spread by neurons) and `group_output` (spread by output columns).
 
 Weights are read once a tile. A float32 leaf goes through tensor cores in several parts, which together keep its bits.
 """
@@ -93,8 +93,9 @@ def _hidden(
 def leaf_tiles(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_weight, out_bias, out_scale, list_ptr,
     count_ptr, extra_ptr, number_ptr, y_ptr, batch, leaves, most_extra,
-    features: tl.constexpr, width: tl.constexpr, out: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, OUT_BIAS: tl.constexpr,
-    INT8: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    features: tl.constexpr, width: tl.constexpr, out: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+    IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, OUT_BIAS: tl.constexpr, INT8: tl.constexpr,
+    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of the samples of one leaf, both products. The leaf has at most BL neurons."""
@@ -131,8 +132,8 @@ def group_hidden(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale, list_ptr, count_ptr, extra_ptr,
     number_ptr, hidden_ptr, batch, leaves, most_extra, features, width, blocks,
     ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, INT8: tl.constexpr,
-    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
-    EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    BK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block of hidden neurons at a tile of the samples of one leaf."""
     wait_in_turn(PDL)

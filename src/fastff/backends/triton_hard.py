@@ -131,8 +131,7 @@ def _spread_samples(
     )  # fmt: skip
     sample_output[(batch, -(-out // launch.n))](
         weights[6], weights[7], leaf, hidden, y, width, out,
-        OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n,
-        **_options(launch, launch.leaf_warps),
+        OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n, **_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
@@ -141,14 +140,14 @@ class _Work(NamedTuple):
     """The samples by leaf, and the tiles beyond those that every leaf has."""
 
     listed: Tensor  # the samples of each leaf, in room for a batch each; is_sorted: all samples in order
-    count: Tensor  # the samples of each leaf; is_sorted: where each leaf begins
+    counts: Tensor  # the samples of each leaf; is_sorted: where each leaf begins
     extra: Tensor  # (2, most extra tiles): leaf, and place in its list
     number: Tensor  # of extra tiles
     leaves: int
     is_sorted: bool
 
     def arguments(self) -> tuple[Tensor, ...]:
-        return self.listed, self.count, self.extra, self.number
+        return self.listed, self.counts, self.extra, self.number
 
     def most_tiles(self, launch: Launch) -> int:
         return self.leaves * launch.per + self.extra.shape[1]
@@ -216,8 +215,7 @@ def _group(
         LIST=lists is not None, TOP=launch.top if tree is not None else 0, SPLITS=splits, BM=launch.tile,
         BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))), BLOCK=512 // x.element_size(),
         KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps), LISTED=launch.per * launch.leaf_tile,
-        LEAF_TILE=launch.leaf_tile,
-        **_options(launch, launch.group_warps),
+        LEAF_TILE=launch.leaf_tile, **_options(launch, launch.group_warps),
     )  # fmt: skip
 
 
@@ -230,9 +228,10 @@ def _leaf_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch:
     most = work.extra.shape[1]
     leaf_tiles[(work.most_tiles(launch),)](
         x, *_leaf_tensors(x, leaves), *work.arguments(), y, len(x), work.leaves, most,
-        features=features, width=width, out=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width), PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile,
-        BL=max(16, power_of_two(width)), BK=k, BN=min(launch.n, max(16, power_of_two(out))), EVEN=features % k == 0,
-        STAGES=launch.stages, **_options(launch, launch.leaf_warps),
+        features=features, width=width, out=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width),
+        PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile, BL=max(16, power_of_two(width)), BK=k,
+        BN=min(launch.n, max(16, power_of_two(out))), EVEN=features % k == 0, STAGES=launch.stages,
+        **_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
