@@ -55,7 +55,7 @@ def route(x: Tensor, tree: Tree, activation: str) -> Tensor:
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
     if len(x):
         # For the walk alone, as if a leaf had 32 neurons and a column for each feature.
-        rows = torch.empty(len(tree.weight) + 1, 32, x.shape[1], device="meta")
+        rows = torch.empty(len(tree.weight) + 1, 32, x.shape[1], dtype=x.dtype, device="meta")
         launch = _launch(x, tree, Leaves(rows, None, rows, None))
         with torch.cuda.device_of(x):
             if launch.grouped:
@@ -72,9 +72,9 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: str) -> Tensor:
 
 def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch | None) -> Tensor:
     x = x.resolve_neg().contiguous()
-    launch = launch or _launch(x, tree, leaves)
     if not len(x):
         return x.new_empty(0, leaves.out_weight.shape[-1])
+    launch = launch or _launch(x, tree, leaves)
     with torch.cuda.device_of(x):
         if launch.grouped:
             work = _list_samples(x, leaf, tree, len(leaves.in_weight), activation, launch)
@@ -263,7 +263,7 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
     blocks = -(-out // span)
     group_output[(tiles * blocks,)](
         weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, width, out, blocks, span,
-        OUT_BIAS=has_out_bias, **common, BJ=j, BN=n, EVEN=width % j == 0 and out % n == 0, ONE=one,
+        OUT_BIAS=has_out_bias, INT8=leaves.is_int8, **common, BJ=j, BN=n, EVEN=width % j == 0 and out % n == 0, ONE=one,
         STAGES=launch.out_stages,
     )  # fmt: skip
     return y
@@ -321,7 +321,7 @@ def _leaf_options(leaves: Leaves | None, activation: str) -> dict[str, Any]:
         "IN_BIAS": leaves is not None and leaves.in_bias is not None,
         "GATE_BIAS": leaves is not None and leaves.gate_bias is not None,
         "OUT_BIAS": leaves is not None and leaves.out_bias is not None,
-        "INT8": leaves is not None and leaves.in_scale is not None,
+        "INT8": leaves is not None and leaves.is_int8,
     }
 
 
