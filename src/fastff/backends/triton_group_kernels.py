@@ -1,9 +1,9 @@
 """Triton kernels for many samples a leaf: tiles of a leaf's samples go through it on tensor cores.
 
-`group` has listed the samples of each leaf. A tile of them is one program's work, or a few programs'. Every leaf has PER
-tiles, which hold what an even tree would send there; tiles beyond were noted by `group` and come last. So a leaf that
-many samples take costs no more than its tiles. `leaf_tiles` runs both products of a narrow leaf; a wide leaf,
-or few tiles, go by `group_hidden` (spread by neurons) and `group_output` (spread by output columns).
+`group` has listed the samples of each leaf. A tile of them is one program's work, or a few programs'. Every leaf has
+PER tiles, which hold what an even tree would send there; tiles beyond were noted by `group` and come last. So a leaf
+that many samples take costs no more than its tiles. `leaf_tiles` runs both products of a narrow leaf; a wide leaf, or
+few tiles, go by `group_hidden` (spread by neurons) and `group_output` (spread by output columns).
 
 Weights are read once a tile. A float32 leaf goes through tensor cores in several parts, which together keep its bits.
 """
@@ -25,6 +25,7 @@ def _samples(
     The samples are in the leaf's list, as `group` made it; or, SORTED, list_ptr holds all samples in the order of
     their leaves and count_ptr where each leaf begins.
     """
+    end = batch
     leaf = tile // PER
     place = (tile % PER) * BM
     if leaf >= leaves:
@@ -37,12 +38,13 @@ def _samples(
         first = tl.load(count_ptr + leaf, cache_modifier=".cg")
         total = tl.load(count_ptr + leaf + 1, cache_modifier=".cg") - first
         list_ptr += first
+        end -= first
     else:
         total = tl.load(count_ptr + leaf, cache_modifier=".cg")
         list_ptr += leaf * batch
     at = place + tl.arange(0, BM)
-    # Beyond the end of a list lies anything; so the load need not wait for `total`.
-    sample = tl.load(list_ptr + at, at < batch, 0, cache_modifier=".cg")
+    # Beyond the end of a list lies anything, up to `end`; so the load need not wait for `total`.
+    sample = tl.load(list_ptr + at, at < end, 0, cache_modifier=".cg")
     return leaf, tl.where(at < total, sample, 0).to(tl.int64), at < total, place < total
 
 
@@ -53,7 +55,11 @@ def _hidden(
     PRECISION: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Some neurons of one leaf at a tile of samples: (BM, BL), float32."""
+    """Some neurons of one leaf at a tile of samples: (BM, BL), float32.
+
+    INT8: times the scale of the neuron's output row, and times 128, for the second product. A scale is a row's largest
+    weight / 127, so the result is as large as hidden * weight; without the 128, float16 would lose its last bits.
+    """
     k = tl.arange(0, BK)
     hidden = tl.zeros((BM, BL), tl.float32)
     gate = tl.zeros((BM, BL), tl.float32)
@@ -85,7 +91,7 @@ def _hidden(
     else:
         hidden = act(hidden, ACT)
     if INT8:
-        hidden *= tl.load(out_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
+        hidden *= 128 * tl.load(out_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
     return hidden
 
 
@@ -93,8 +99,9 @@ def _hidden(
 def leaf_tiles(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_weight, out_bias, out_scale, list_ptr,
     count_ptr, extra_ptr, number_ptr, y_ptr, batch, leaves, most_extra,
-    features: tl.constexpr, width: tl.constexpr, out: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, OUT_BIAS: tl.constexpr,
-    INT8: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    features: tl.constexpr, width: tl.constexpr, out: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+    IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, OUT_BIAS: tl.constexpr, INT8: tl.constexpr,
+    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of the samples of one leaf, both products. The leaf has at most BL neurons."""
@@ -121,6 +128,8 @@ def leaf_tiles(
             inside = at + n < out
             w = tl.load(w_row + at + n[None, :], inside_neuron[:, None] & inside[None, :], 0.0)
             y = tl.dot(hidden, w.to(hidden.dtype), input_precision=PRECISION)
+            if INT8:
+                y *= 1 / 128
             if OUT_BIAS:
                 y += tl.load(out_bias + leaf * out + at + n, inside, 0.0).to(tl.float32)[None, :]
             tl.store(y_row + at + n[None, :], y.to(y_ptr.dtype.element_ty), real[:, None] & inside[None, :])
@@ -131,8 +140,8 @@ def group_hidden(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale, list_ptr, count_ptr, extra_ptr,
     number_ptr, hidden_ptr, batch, leaves, most_extra, features, width, blocks,
     ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, INT8: tl.constexpr,
-    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr,
-    EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    BK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A block of hidden neurons at a tile of the samples of one leaf."""
     wait_in_turn(PDL)
@@ -158,8 +167,8 @@ def group_hidden(
 def group_output(
     out_weight, out_bias, list_ptr, count_ptr, extra_ptr, number_ptr, hidden_ptr, y_ptr, batch, leaves, most_extra,
     width, out, blocks, span,
-    OUT_BIAS: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr,
-    BJ: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr,
+    OUT_BIAS: tl.constexpr, INT8: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr,
+    BM: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """`span` output columns at a tile of the samples of one leaf.
@@ -190,6 +199,8 @@ def group_output(
                 else:
                     w = tl.load(w_row + at + n[None, :], neurons[:, None] & inside[None, :], 0.0)
                 y = tl.dot(h, w.to(h.dtype), input_precision=PRECISION)
+                if INT8:
+                    y *= 1 / 128
                 if OUT_BIAS:
                     y += tl.load(out_bias + at + n, inside, 0.0).to(tl.float32)[None, :]
                 tl.store(y_row + at + n[None, :], y.to(y_ptr.dtype.element_ty), real[:, None] & inside[None, :])
@@ -206,6 +217,8 @@ def group_output(
                     h = tl.load(h_row + at, real[:, None] & neurons[None, :], 0.0)
                     w = tl.load(w_row + at * out + n[None, :], neurons[:, None] & inside[None, :], 0.0)
                 y = tl.dot(h, w.to(h.dtype), y, input_precision=PRECISION)
+            if INT8:
+                y *= 1 / 128
             if OUT_BIAS:
                 y += tl.load(out_bias + n, inside, 0.0).to(tl.float32)[None, :]
             tl.store(y_row + n[None, :], y.to(y_ptr.dtype.element_ty), real[:, None] & inside[None, :])

@@ -84,9 +84,9 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: str) -> Tensor:
 
 def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch | None) -> Tensor:
     x = x.resolve_neg().contiguous()
-    launch = launch or choose_launch(x, tree, leaves)
     if not len(x):
         return x.new_empty(0, leaves.out_weight.shape[-1])
+    launch = launch or choose_launch(x, tree, leaves)
     with torch.cuda.device_of(x):
         if launch.dense:
             return _masked(x, leaf, tree, leaves, activation, launch)
@@ -174,8 +174,7 @@ def _spread_samples(
     )  # fmt: skip
     sample_output[(batch, -(-out // launch.n))](
         weights[6], weights[7], leaf, hidden, y, width, out,
-        OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n,
-        **_options(launch, launch.leaf_warps),
+        OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n, **_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
@@ -184,14 +183,14 @@ class _Work(NamedTuple):
     """The samples by leaf, and the tiles beyond those that every leaf has."""
 
     listed: Tensor  # the samples of each leaf, in room for a batch each; is_sorted: all samples in order
-    count: Tensor  # the samples of each leaf; is_sorted: where each leaf begins
+    counts: Tensor  # the samples of each leaf; is_sorted: where each leaf begins
     extra: Tensor  # (2, most extra tiles): leaf, and place in its list
     number: Tensor  # of extra tiles
     leaves: int
     is_sorted: bool
 
     def arguments(self) -> tuple[Tensor, ...]:
-        return self.listed, self.count, self.extra, self.number
+        return self.listed, self.counts, self.extra, self.number
 
     def most_tiles(self, launch: Launch) -> int:
         return self.leaves * launch.per + self.extra.shape[1]
@@ -259,8 +258,7 @@ def _group(
         LIST=lists is not None, TOP=launch.top if tree is not None else 0, SPLITS=splits, BM=launch.tile,
         BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))), BLOCK=512 // x.element_size(),
         KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps), LISTED=launch.per * launch.leaf_tile,
-        LEAF_TILE=launch.leaf_tile,
-        **_options(launch, launch.group_warps),
+        LEAF_TILE=launch.leaf_tile, **_options(launch, launch.group_warps),
     )  # fmt: skip
 
 
@@ -273,9 +271,10 @@ def _leaf_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch:
     most = work.extra.shape[1]
     leaf_tiles[(work.most_tiles(launch),)](
         x, *_leaf_tensors(x, leaves), *work.arguments(), y, len(x), work.leaves, most,
-        features=features, width=width, out=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width), PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile,
-        BL=max(16, power_of_two(width)), BK=k, BN=min(launch.n, max(16, power_of_two(out))), EVEN=features % k == 0,
-        STAGES=launch.stages, **_options(launch, launch.leaf_warps),
+        features=features, width=width, out=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width),
+        PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile, BL=max(16, power_of_two(width)), BK=k,
+        BN=min(launch.n, max(16, power_of_two(out))), EVEN=features % k == 0, STAGES=launch.stages,
+        **_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
@@ -307,7 +306,7 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
     blocks = -(-out // span)
     group_output[(tiles * blocks,)](
         weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, width, out, blocks, span,
-        OUT_BIAS=has_out_bias, **common, BJ=j, BN=n, EVEN=width % j == 0 and out % n == 0, ONE=one,
+        OUT_BIAS=has_out_bias, INT8=leaves.is_int8, **common, BJ=j, BN=n, EVEN=width % j == 0 and out % n == 0, ONE=one,
         STAGES=launch.out_stages,
     )  # fmt: skip
     return y
@@ -365,7 +364,7 @@ def _leaf_options(leaves: Leaves | None, activation: str) -> dict[str, Any]:
         "IN_BIAS": leaves is not None and leaves.in_bias is not None,
         "GATE_BIAS": leaves is not None and leaves.gate_bias is not None,
         "OUT_BIAS": leaves is not None and leaves.out_bias is not None,
-        "INT8": leaves is not None and leaves.in_scale is not None,
+        "INT8": leaves is not None and leaves.is_int8,
     }
 
 

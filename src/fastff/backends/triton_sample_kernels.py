@@ -87,8 +87,9 @@ def descend(
 @triton.jit
 def sample_hidden(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale, leaf_ptr, hidden_ptr, width,
-    IN: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, INT8: tl.constexpr, BL: tl.constexpr, BLOCK: tl.constexpr,
-    KEPT: tl.constexpr, WARPS: tl.constexpr, PDL: tl.constexpr,
+    IN: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr,
+    INT8: tl.constexpr, BL: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, WARPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Some hidden neurons of the leaf of one sample."""
     wait_in_turn(PDL)
@@ -124,8 +125,7 @@ def sample_hidden(
 @triton.jit
 def sample_output(
     out_weight, out_bias, leaf_ptr, hidden_ptr, y_ptr, width, out,
-    OUT_BIAS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr,
-    PDL: tl.constexpr,
+    OUT_BIAS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some output columns of the leaf of one sample. The first weights are on their way while the hidden layer ends."""
     row = tl.program_id(0)

@@ -7,9 +7,10 @@ and the walk through it is a few shifts. The top of a tree, or all of it, can al
 Blocks are 512 bytes wide, 16 for each lane of a warp, and one input meets many rows as (warps, 1, block) against
 (warps, rows / warps, block): Triton then gives both one layout, and converts neither.
 
-Launches are chained (programmatic dependent launch): a kernel begins while the one before it ends. Each calls `wait_in_turn`
-first: it waits for the kernel before it, and only then lets the next begin. So what the kernel before the last wrote is
-there before the wait; it is read from the second-level cache (".cg"), since the first may hold an older copy.
+Launches are chained (programmatic dependent launch): a kernel begins while the one before it ends. Each calls
+`wait_in_turn` first: it waits for the kernel before it, and only then lets the next begin. So what the kernel before
+the last wrote is there before the wait; it is read from the second-level cache (".cg"), since the first may hold an
+older copy.
 """
 
 import triton
@@ -198,10 +199,10 @@ def group(
 ):  # fmt: skip
     """A tile of samples: their leaves, walked to or read, and each sample in the list of its leaf.
 
-    The first TOP levels by products with all their nodes, taken here or, in SPLITS parts, by `node_products`; the others
-    by the row of one node a sample. A list has room for the whole batch. The kernels of the leaves expect up to LISTED
-    samples in it; beyond, whoever begins a new tile of LEAF_TILE samples notes that tile as extra work. The order within
-    a list may differ from run to run; what is computed from it does not.
+    The first TOP levels by products with all their nodes, taken here or, in SPLITS parts, by `node_products`; the
+    others by the row of one node a sample. A list has room for the whole batch. The kernels of the leaves expect up to
+    LISTED samples in it; beyond, whoever begins a new tile of LEAF_TILE samples notes that tile as extra work. The
+    order within a list may differ from run to run; what is computed from it does not.
     """
     wait_in_turn(PDL)
     t = tl.arange(0, BM)
@@ -224,7 +225,7 @@ def group(
                 x = tl.load(x_row + at + k[None, :], real[:, None] & inside[None, :], 0.0)
                 w_at = weight + i[None, :] * IN + at + k[:, None]
                 w = tl.load(w_at, above[None, :] & inside[:, None], 0.0, eviction_policy="evict_last")
-                z = tl.dot(x, w, z)
+                z = tl.dot(x, w, z, input_precision="ieee")
             z += tl.load(bias + i, above, 0.0).to(tl.float32)[None, :]
             node = walk_down(z, TOP, COLUMNS)
         if TOP < DEPTH:
