@@ -123,7 +123,7 @@ def _vary(size: Size, way: str, launch: Any, draw: random.Random) -> Any:
     pick = draw.choice
     if way == "tiny":
         samples, lanes, warps = pick([(16, 16, 8), (16, 8, 4), (8, 16, 4), (32, 8, 8), (32, 16, 16)])
-        top, levels = pick([(1, 1), (2, 1), (2, 2), (3, 2), (4, 3)])
+        top, levels = pick([(1, 1), (2, 1), (2, 2), (3, 2)])
         tile = {"samples": samples, "lanes": lanes, "warps": warps}
         return launch._replace(way="rows", top=top, round=levels, loads=pick([16, 24, 32]), **tile)
     if way == "spread":
@@ -166,7 +166,9 @@ def compile_job(job: Job) -> str:
     if job.is_int8:
         leaves = int8_on(leaves)
     try:
-        run_way(job, torch.empty(case.batch, case.in_features, device="meta", dtype=case.torch_dtype), layer.tree, leaves)
+        run_way(
+            job, torch.empty(case.batch, case.in_features, device="meta", dtype=case.torch_dtype), layer.tree, leaves
+        )
     except Exception as error:  # a compiler may raise anything
         return f"{job.case} {job.way}: {type(error).__name__}: {error}"[:300]
     return ""
@@ -192,41 +194,56 @@ def _only_compile() -> None:
     JITFunction.run = lambda self, *args, warmup, **options: run(self, *args, warmup=True, **options)
 
 
-def compile_all(jobs: Sequence[Job], processes: int, seconds: float) -> None:
-    end, context = time.monotonic() + seconds, multiprocessing.get_context("spawn")
+def compile_all(jobs: Sequence[Job], processes: int, seconds: float) -> set[Job]:
+    """Compile in several processes, for at most so many seconds: the jobs that are ready."""
+    context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(processes, context)
-    futures = [pool.submit(compile_job, job) for job in jobs if job.launch is not None]
-    with progress("compiling", len(futures), unit="kernels") as advance:
+    futures = {pool.submit(compile_job, job): job for job in jobs if job.launch is not None}
+    ready = {job for job in jobs if job.launch is None}
+    with progress("compiling", len(futures), unit="launches") as advance:
         try:
-            for future in concurrent.futures.as_completed(futures, timeout=max(1, end - time.monotonic())):
+            for future in concurrent.futures.as_completed(futures, timeout=seconds):
                 advance()
-                if not future.exception() and future.result():
-                    print(future.result(), flush=True)
+                if future.exception() or future.result():
+                    print(future.exception() or future.result(), flush=True)
+                else:
+                    ready.add(futures[future])
         except TimeoutError:
-            print(f"compiled {sum(f.done() for f in futures)} of {len(futures)} in {seconds:.0f} s", flush=True)
+            print(f"{len(ready)} of {len(jobs)} are ready after {seconds:.0f} s", flush=True)
     for process in list(pool._processes.values()):
         process.kill()
-    pool.shutdown(cancel_futures=True)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return ready
 
 
 def measure(options: argparse.Namespace) -> None:
     where = about("cuda", "benchmarks/launch_cost.py", "")
-    rates = [*random_cases(options.sizes, options.seed)]
-    cases = [case for case in named_cases() if options.named] + rates
+    cases = (named_cases() if options.named else []) + random_cases(options.sizes, options.seed)
     by_case = [jobs_of(*case, options.variants) for case in cases]
     # Defaults of all sizes first, so that what the clock cuts off are variants.
     jobs = sorted((job for some in by_case for job in some), key=lambda job: not job.is_default)
-    compile_all(jobs, options.processes, options.compile_seconds)
+    ready = compile_all(jobs, options.processes, options.compile_seconds)
     end = time.monotonic() + options.seconds
     with progress("sizes", len(by_case), unit="sizes") as advance, torch.inference_mode():
         for some in by_case:
             if time.monotonic() > end:
                 print("out of time")
                 break
-            rows = times(some)
+            rows = times([job for job in some if job in ready])
             append(options.output, [where | row for row in rows])
+            print(_line(some[0].case, rows), flush=True)
             torch.cuda.empty_cache()
             advance(text=str(some[0].case))
+
+
+def _line(case: Case, rows: Sequence[dict[str, Any]]) -> str:
+    """The times of a case, way by way; of variants the fastest."""
+    found = {}
+    for row in rows:
+        name = f"{row['way']}{'' if row['default'] else '*'}"
+        if row["us"] != "":
+            found[name] = min(row["us"], found.get(name, math.inf))
+    return f"{case}: " + ", ".join(f"{name} {us:.1f}" for name, us in found.items())
 
 
 def times(jobs: Sequence[Job]) -> list[dict[str, object]]:
