@@ -224,7 +224,7 @@ def measure(options: argparse.Namespace) -> None:
     jobs = sorted((job for some in by_case for job in some), key=lambda job: not job.is_default)
     ready = compile_all(jobs, options.processes, options.compile_seconds)
     end = time.monotonic() + options.seconds
-    with progress("sizes", len(by_case), unit="sizes") as advance, torch.inference_mode():
+    with progress("sizes", len(by_case), unit="sizes") as advance, torch.no_grad():
         for some in by_case:
             if time.monotonic() > end:
                 print("out of time")
