@@ -27,7 +27,7 @@ class Build:
         assert all(0 < n < 2**16 for n in grid[1:]), grid
         return self.build
 
-    def build(self, *arguments, num_warps, launch_pdl=False, **options):
+    def build(self, *arguments, num_warps=4, launch_pdl=False, **options):
         names = self.kernel.arg_names
         signature, constants, attributes = {}, {}, {}
         for i, (name, a) in enumerate(zip(names, arguments, strict=False)):
