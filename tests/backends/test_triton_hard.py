@@ -89,8 +89,9 @@ def test_rounds(rounds, warps):
     check(triton.hard, layer, torch.randn(6, 7, device=DEVICE), Launch(round=rounds, warps=warps))
 
 
-@pytest.mark.parametrize("way", ["alone", "spread"])
-def test_rounds_that_are_not_unrolled(way):
+@pytest.mark.parametrize("way", ["alone", "spread", "tiles"])
+def test_levels_that_are_not_unrolled(way):
+    """Wide inputs, down a tree that is deep for them."""
     layer = layer_of(1100, 5, depth=5, leaf_width=3)
     check(triton.hard, layer, torch.randn(2, 1100, device=DEVICE), WAYS[way]._replace(round=1))
 
