@@ -48,8 +48,10 @@ def two_layers():
 
 
 def without_interpreter(code):
-    """Run code in a process in which Triton compiles its kernels and does not interpret them."""
+    """Run code in a process in which Triton compiles its kernels and does not interpret them; tests/ is importable."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    path = [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
 

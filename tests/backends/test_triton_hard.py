@@ -89,6 +89,13 @@ def test_rounds(rounds, warps):
     check(triton.hard, layer, torch.randn(6, 7, device=DEVICE), Launch(round=rounds, warps=warps))
 
 
+@pytest.mark.parametrize("way", ["alone", "spread", "tiles"])
+def test_levels_that_are_not_unrolled(way):
+    """Wide inputs, down a tree that is deep for them."""
+    layer = layer_of(1100, 5, depth=5, leaf_width=3)
+    check(triton.hard, layer, torch.randn(2, 1100, device=DEVICE), WAYS[way]._replace(round=1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("depth", "top"), [(1, 1), (3, 3), (5, 3), (6, 6), (8, 6), (8, 8)])
 @pytest.mark.parametrize("splits", [0, 1, 3])
@@ -240,7 +247,7 @@ def test_int8(dtype, activation, bias, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_int8_keeps_the_bits_of_float16(way):
-    """In layers with small weights, hidden * scale was below float16's normal numbers: 2.3 times plain torch's error."""
+    """With small weights, hidden * scale was below float16's normal numbers: 2.3 times plain torch's error."""
     layer = layer_of(37, 29, depth=1, leaf_width=20, bias=False, dtype=torch.float16)
     layer.leaf_out_weight.mul_(0.02)
     fastff.quantize_(layer)

@@ -1,55 +1,20 @@
 """The Triton kernels for tiny layers: by the interpreter where there is no GPU, and compiled ahead of time for one."""
 
-import copy
-
 import pytest
 import torch
 
 from fastff.backends import reference, triton_tile
 from fastff.backends.triton_tile import Launch
 from fastff.tree import path
-from helpers import ACTIVATIONS, make, plain_hard, plain_leaf, relative_error, without_interpreter
+from helpers import ACTIVATIONS, make, plain_leaf, relative_error, without_interpreter
+from triton_helpers import DEVICE, check, check_error, in_float64, layer_of, run
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("triton")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = Launch("rows", top=2, round=1, loads=8)
 LEAF = Launch("leaf", 32, 8, 4, top=1, round=2)
 WAYS = {"rows": ROWS, "leaf": LEAF}
-
-
-def layer_of(*sizes, **options):
-    layer = make(*sizes, **({"dtype": torch.float32, "scale": 2.0} | options))
-    return layer.to(DEVICE).eval().requires_grad_(False)
-
-
-def in_float64(layer):
-    return copy.deepcopy(layer).double()
-
-
-def run(x, layer, way=None):
-    """A pass, into memory that held NaN before."""
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns
-    try:
-        y, leaf = triton_tile.hard(x, layer.tree, layer.leaves, layer.activation, way)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert leaf.dtype == torch.int64
-    assert y.dtype == x.dtype
-    assert y.shape == (len(x), layer.out_features)
-    return y, leaf
-
-
-def check(layer, x, way=None):
-    """The kernels against the reference in float64, to float32 rounding."""
-    y, leaf = run(x, layer, way)
-    wide = in_float64(layer)
-    expected = reference.route(x.double(), wide.tree, layer.activation)
-    assert torch.equal(leaf, expected)
-    exact = reference.visit(x.double(), expected, wide.leaves, layer.activation)
-    # Sums of at most a few hundred terms of order one.
-    torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -57,14 +22,14 @@ def check(layer, x, way=None):
 @pytest.mark.parametrize("bias", [True, False])
 def test_equals_the_reference(way, activation, bias):
     layer = layer_of(7, 5, depth=3, leaf_width=3, activation=activation, bias=bias)
-    check(layer, torch.randn(17, 7, device=DEVICE), WAYS[way])
+    check(triton_tile.hard, layer, torch.randn(17, 7, device=DEVICE), WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("depth", [0, 1, 6])
 @pytest.mark.parametrize("batch", [0, 1, 33])
 def test_depths_and_batches(way, depth, batch):
-    check(layer_of(5, 3, depth=depth, leaf_width=2), torch.randn(batch, 5, device=DEVICE), WAYS[way])
+    check(triton_tile.hard, layer_of(5, 3, depth=depth, leaf_width=2), torch.randn(batch, 5, device=DEVICE), WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -73,7 +38,7 @@ def test_depths_and_batches(way, depth, batch):
 def test_sizes(way, activation, sizes, leaf_width):
     """Beyond one block in each direction: features, outputs, and groups of neurons."""
     layer = layer_of(*sizes, depth=2, leaf_width=leaf_width, activation=activation)
-    check(layer, torch.randn(5, sizes[0], device=DEVICE), WAYS[way])
+    check(triton_tile.hard, layer, torch.randn(5, sizes[0], device=DEVICE), WAYS[way])
 
 
 @pytest.mark.parametrize("samples", [8, 32])
@@ -82,24 +47,24 @@ def test_sizes(way, activation, sizes, leaf_width):
 def test_rounds_and_tiles(samples, lanes, top, levels):
     layer = layer_of(40, 5, depth=5, leaf_width=3)
     way = Launch("rows", samples, lanes, 8, top, levels)
-    check(layer, torch.randn(40, 40, device=DEVICE), way)
+    check(triton_tile.hard, layer, torch.randn(40, 40, device=DEVICE), way)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_leaf_takes_all(way):
     layer = layer_of(7, 5, depth=3, leaf_width=3)
     layer.node_weight.zero_()
-    check(layer, torch.randn(33, 7, device=DEVICE), WAYS[way])
+    check(triton_tile.hard, layer, torch.randn(33, 7, device=DEVICE), WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_logit_of_zero_goes_right_and_nan_left(way):
     layer = layer_of(7, 5, depth=3, leaf_width=3)
     x = torch.randn(17, 7, device=DEVICE)
-    y, leaf = run(x, layer, WAYS[way])
+    y, leaf = run(triton_tile.hard, layer, x, WAYS[way])
     bad = x.clone()
     bad[4, 2] = torch.nan
-    y_bad, leaf_bad = run(bad, layer, WAYS[way])
+    y_bad, leaf_bad = run(triton_tile.hard, layer, bad, WAYS[way])
     assert leaf_bad[4] == 0
     assert y_bad[4].isnan().all()
     rest = torch.arange(17, device=DEVICE) != 4
@@ -107,7 +72,7 @@ def test_a_logit_of_zero_goes_right_and_nan_left(way):
     assert torch.equal(leaf_bad[rest], leaf[rest])
     layer.node_weight.zero_()
     layer.node_bias.zero_()
-    assert (run(x, layer, WAYS[way])[1] == 7).all()
+    assert (run(triton_tile.hard, layer, x, WAYS[way])[1] == 7).all()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -122,31 +87,24 @@ def test_infinite_numbers(way):
     x[1, 2] = -torch.inf
     expected = reference.visit(x, torch.zeros(3, dtype=torch.int64, device=DEVICE), layer.leaves, "relu")
     assert expected.isfinite().all()
-    torch.testing.assert_close(run(x, layer, WAYS[way])[0], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run(triton_tile.hard, layer, x, WAYS[way])[0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_half_precision(dtype, way, activation):
-    """No worse than twice plain torch in that dtype, both against float64."""
     if way == "leaf" and dtype == torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("the interpreter multiplies the bits of bfloat16 matrices as integers")
     layer = layer_of(37, 29, depth=4, leaf_width=8, activation=activation, dtype=dtype)
-    exact = in_float64(layer)
-    x = torch.randn(33, 37, device=DEVICE).to(dtype)
-    y, leaf = run(x, layer, WAYS[way])
-    route = reference.route(x.double(), exact.tree, activation)
-    assert torch.equal(leaf, route)  # sums are float32: no logit here is within their rounding of zero
-    expected = reference.visit(x.double(), route, exact.leaves, activation)
-    assert relative_error(y, expected) <= 2 * relative_error(plain_hard(layer, x, route), expected)
+    check_error(triton_tile.hard, layer, torch.randn(33, 37, device=DEVICE).to(dtype), WAYS[way])
 
 
 def test_input_that_is_not_contiguous():
     layer = layer_of(7, 5, depth=3, leaf_width=3)
-    check(layer, torch.randn(7, 23, device=DEVICE).T)
+    check(triton_tile.hard, layer, torch.randn(7, 23, device=DEVICE).T)
     x = torch._neg_view(torch.randn(23, 7, device=DEVICE))
-    check(layer, x)
+    check(triton_tile.hard, layer, x)
 
 
 def test_why_not():
@@ -207,7 +165,7 @@ def test_agrees_with_float64(way, dtype, batch, sizes, depth, leaf_width, option
     assert clear.sum() > 0.9 * batch
     pdl = Launch("rows", pdl=torch.cuda.get_device_capability()[0] >= 9)
     launch = {"rows": pdl._replace(top=2, round=1), "leaf": LEAF._replace(pdl=pdl.pdl), "chosen": None}[way]
-    y, leaf = run(x, layer, launch)
+    y, leaf = run(triton_tile.hard, layer, x, launch)
     assert torch.equal(leaf[clear], route[clear])
     expected = reference.visit(x.double(), leaf, exact.leaves, layer.activation)
     plain = torch.empty_like(y)
@@ -215,7 +173,7 @@ def test_agrees_with_float64(way, dtype, batch, sizes, depth, leaf_width, option
         plain[leaf == j] = plain_leaf(layer, x[leaf == j], j)
     assert relative_error(y, expected) <= 2 * relative_error(plain, expected)
     for _ in range(5):
-        assert torch.equal(run(x, layer, launch)[0], y)
+        assert torch.equal(run(triton_tile.hard, layer, x, launch)[0], y)
 
 
 @pytest.mark.gpu
@@ -258,45 +216,23 @@ AHEAD_OF_TIME = """
 import re, subprocess, tempfile
 from pathlib import Path
 import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 import fastff
 from fastff.backends import triton_tile, triton_tile_kernels as kernels
+from triton_build import Build
 
-NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
-class Build:
-    '''Stands for a kernel, and compiles it for what it is called with.'''
-
-    def __init__(self, name):
-        self.kernel, self.built = getattr(kernels, name), 0
-        setattr(kernels, name, self)
-
-    def __getitem__(self, grid):
-        return self.build
-
-    def build(self, *arguments, num_warps, **options):
-        names = self.kernel.arg_names
-        types = {name: NAMES[a.dtype] if isinstance(a, torch.Tensor) else "i32" for name, a in zip(names, arguments)}
-        types |= {name: "constexpr" for name in options}
-        constants = {(names.index(name),): value for name, value in (options | {"PDL": True}).items()}
-        attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(arguments))}
-        signature = {name: types[name] for name in names}
-        source = ASTSource(fn=self.kernel, signature=signature, constexprs=constants, attrs=attributes)
-        chosen = {"num_warps": num_warps, "launch_pdl": True}
-        built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=chosen)
-        assert built.metadata.shared <= 227 * 1024, built.metadata.shared
-        assert "griddepcontrol.wait" in built.asm["ptx"]
+class WithoutSpills(Build):
+    def check(self, options, built):
+        super().check(options, built)
         if CUOBJDUMP.exists():
             with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
                 file.write(built.asm["cubin"])
                 file.flush()
                 usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True).stdout
             assert re.search(r"STACK:0 ", usage), (options, usage)  # no register is spilled
-        self.built += 1
 
-rows, leaf = Build("tile_rows"), Build("tile_leaf")
+rows, leaf = WithoutSpills(kernels, "tile_rows"), WithoutSpills(kernels, "tile_leaf")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 for fan_in, fan_out, depth, width, activation, dtype in [
     (128, 128, 2, 32, "relu", F32), (128, 128, 7, 1, "relu", F32), (784, 10, 4, 8, "relu", F32),
@@ -308,8 +244,8 @@ for fan_in, fan_out, depth, width, activation, dtype in [
     )
     x = torch.empty(2048, fan_in, device="meta", dtype=dtype)
     assert triton_tile.fits(x, layer.tree, layer.leaves)
-    triton_tile.hard(x, layer.tree, layer.leaves, activation)
-assert rows.built >= 7 and leaf.built >= 1, (rows.built, leaf.built)
+    triton_tile.hard(x, layer.tree, layer.leaves, activation, triton_tile.choose(x, layer.leaves)._replace(pdl=True))
+assert len(rows.built) >= 7 and leaf.built, (len(rows.built), len(leaf.built))
 print("built")
 """
 

@@ -32,8 +32,13 @@ def descend(
     if ROUTE:
         node = tl.program_id(0) * 0
         nodes = (weight, bias, node_out_weight, node_out_bias)
-        for _ in tl.static_range(DEPTH // ROUND):
-            node = walk_round(x_ptr, node, nodes, ROUND, IN, N, ACT, BLOCK, KEPT_NODE, WARPS)
+        # Rounds are unrolled where that is short: 128 blocks took Triton a minute to compile, one round of them 2 s.
+        if (DEPTH // ROUND) * IN <= 32 * BLOCK:
+            for _ in tl.static_range(DEPTH // ROUND):
+                node = walk_round(x_ptr, node, nodes, ROUND, IN, N, ACT, BLOCK, KEPT_NODE, WARPS)
+        else:
+            for _ in tl.range(DEPTH // ROUND, num_stages=1):
+                node = walk_round(x_ptr, node, nodes, ROUND, IN, N, ACT, BLOCK, KEPT_NODE, WARPS)
         if DEPTH % ROUND > 0:
             node = walk_round(x_ptr, node, nodes, DEPTH % ROUND, IN, N, ACT, BLOCK, KEPT_NODE, WARPS)
         leaf = node - ((1 << DEPTH) - 1)

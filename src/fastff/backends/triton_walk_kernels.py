@@ -234,9 +234,15 @@ def group(
             x = ()
             if KEPT:
                 x = row_blocks(x_ptr, row, real, IN, BLOCK, "")
-            for _ in tl.static_range(TOP, DEPTH):
-                z = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT)
-                node = 2 * node + 1 + (z >= 0).to(tl.int32)
+            # Unrolled where that is short: 80 blocks of nodes took Triton 16 s to compile.
+            if (DEPTH - TOP) * IN <= 32 * BLOCK:
+                for _ in tl.static_range(TOP, DEPTH):
+                    logit = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT)
+                    node = 2 * node + 1 + (logit >= 0).to(tl.int32)
+            else:
+                for _ in tl.range(TOP, DEPTH, num_stages=1):
+                    logit = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT)
+                    node = 2 * node + 1 + (logit >= 0).to(tl.int32)
         leaf = node - ((1 << DEPTH) - 1)
         tl.store(leaf_ptr + sample, leaf.to(leaf_ptr.dtype.element_ty), real)
     else:
