@@ -45,6 +45,7 @@ from fastff.progress import progress
 SECONDS, ROUNDS = 0.02, (3, 15)  # of each way
 MOST_BYTES = 4e9  # of the weights of a random size
 CHECKED = 32  # samples of each output
+HOPELESS = 3  # times the predicted best: ways beyond are not timed
 SIZE = ("in", "out", "leaf_width", "depth", "batch", "activation", "dtype")
 
 
@@ -92,60 +93,67 @@ def random_cases(count: int, seed: int) -> list[tuple[str, Case, bool]]:
 
 
 def jobs_of(kind: str, case: Case, is_int8: bool, variants: int) -> list[Job]:
-    """All ways to run a case; with variants, other launch parameters too."""
+    """The ways to run a case that may be the fastest; with variants, other launch parameters too."""
     size, jobs, draw = size_in_words(case, is_int8), [], random.Random(str(case))
-    for way, launch in launches(size).items():
-        if kind == "paper" and way not in ("tiny", "alone", "dense"):
+    ways = launches(size)
+    us = {way: triton_cost.predict(size, way, launch) for way, launch in ways.items()}
+    for way, launch in ways.items():
+        if us[way] > HOPELESS * min(us.values()) or (kind == "paper" and way not in ("tiny", "alone")):
             continue
         one: Any = triton_tile.choose(size, True) if way == "tiny" else launch._replace(pdl=True)
         jobs.append(Job(case, is_int8, kind, way, one, True))
-        if kind != "random":
-            seen = {one}
-            for _ in range(variants if way in _worth_trying(kind, case) else 0):
-                other = _vary(size, way, one, draw)
-                if other not in seen:
-                    seen.add(other)
-                    jobs.append(Job(case, is_int8, kind, way, other, False))
+        seen = {one}
+        for _ in range(variants if kind != "random" and us[way] < 2 * min(us.values()) else 0):
+            other = _vary(size, way, one, draw)
+            if other not in seen:
+                seen.add(other)
+                jobs.append(Job(case, is_int8, kind, way, other, False))
     return [*jobs, Job(case, is_int8, kind, "FF", None, True)]
 
 
-def _worth_trying(kind: str, case: Case) -> Sequence[str]:
-    """The ways whose parameters are varied."""
-    if kind == "paper":
-        return ("tiny",) if case.training_width == 128 and case.leaf_width in (32, 8, 1) else ()
-    if kind == "768":
-        return ("tiles",)
-    return ("spread", "spread tiles") if case.batch <= 64 else ("tiles", "spread tiles")
+# Values that launch parameters may take, by way.
+VALUES: dict[str, dict[str, Sequence[Any]]] = {
+    "tiny": {"loads": (16, 24, 40), "top": (1, 2, 3), "round": (1, 2), "tile": ((16, 8, 4), (8, 16, 4), (32, 8, 8))},
+    "alone": {"warps": (4, 8), "round": (2, 3)},
+    "spread": {
+        "block": (2, 4, 8), "leaf_warps": (2, 4, 8), "n": (64, 128, 256, 512, 1024), "out_k": (8, 16, 32, 64, 128),
+        "warps": (4, 8, 16),
+    },
+    "dense": {"pdl": (False,)},
+    "tiles": {
+        "leaf_tile": (16, 32, 64), "k": (64, 128, 256), "n": (64, 128, 256), "stages": (2, 3, 4, 5),
+        "leaf_warps": (2, 4, 8), "per": (1.0, 1.5, 2.0), "pdl": (False,), "tile": (16, 32, 64),
+        "group_k": (64, 128, 256), "group_warps": (4, 8), "top": (5, 6, 8),
+    },
+    "spread tiles": {
+        "leaf_tile": (16, 32, 64, 128), "k": (64, 128, 256), "n": (64, 128, 256), "stages": (2, 3, 4, 5, 7),
+        "out_stages": (2, 3, 4), "out_k": (64, 128), "span": (256, 512, 1024, 2048), "block": (16, 32, 64, 128),
+        "leaf_warps": (2, 4, 8), "per": (1.0, 1.5, 2.0),
+    },
+}  # fmt: skip
+PRODUCT = {"product_tile": (16, 32, 64, 128), "product_k": (64, 128), "splits": (1, 2, 4, 8, 16), "tile": (16, 32)}
 
 
 def _vary(size: Size, way: str, launch: Any, draw: random.Random) -> Any:
-    """The launch with other parameters, drawn at random, that fit into shared memory by a rough count."""
-    pick = draw.choice
-    if way == "tiny":
-        samples, lanes, warps = pick([(16, 16, 8), (16, 8, 4), (8, 16, 4), (32, 8, 8), (32, 16, 16)])
-        top, levels = pick([(1, 1), (2, 1), (2, 2), (3, 2)])
-        tile = {"samples": samples, "lanes": lanes, "warps": warps}
-        return launch._replace(way="rows", top=top, round=levels, loads=pick([16, 24, 32]), **tile)
-    if way == "spread":
-        return launch._replace(
-            block=pick([2, 4, 8]), leaf_warps=pick([2, 4, 8]), n=pick([64, 128, 256, 512]),
-            out_k=pick([8, 16, 32, 64, 128]), warps=pick([4, 8, 16]), round=pick([2, 3]),
-        )  # fmt: skip
+    """The launch with a few other parameters, drawn at random, that fit into shared memory by a rough count."""
+    values = VALUES[way] | (PRODUCT if way.endswith("tiles") and launch.splits else {})
     while True:
-        tile = pick([16, 32, 64, 128] if size.per_leaf >= 64 else [16, 32, 64])
-        other = launch._replace(
-            leaf_tile=tile, k=pick([64, 128, 256]), n=pick([64, 128, 256]), stages=pick([2, 3, 4, 5]),
-            leaf_warps=pick([4, 8]), out_k=pick([64, 128]), out_stages=pick([2, 3, 4]), span=pick([256, 512, 1024]),
-            block=pick([32, 64, 128]), per=max(1, round(pick([1, 1.5, 2]) * size.per_leaf / tile)),
-        )  # fmt: skip
-        if launch.splits:
-            product_tile = pick([16, 32, 64, 128])
-            other = other._replace(product_tile=product_tile, product_k=pick([64, 128]), splits=pick([1, 2, 4, 8]))
+        changed = {name: draw.choice(values[name]) for name in draw.sample(sorted(values), min(3, len(values)))}
+        if way == "tiny":
+            if "tile" in changed:
+                changed |= dict(zip(("samples", "lanes", "warps"), changed.pop("tile"), strict=True))
+            return launch._replace(**changed)
+        if "top" in changed:
+            changed["top"] = min(changed["top"], size.depth)
+        tile = changed.get("leaf_tile", launch.leaf_tile)
+        if "per" in changed or "leaf_tile" in changed:
+            changed["per"] = max(1, round(changed.get("per", 1.5) * size.per_leaf / tile))
+        other = launch._replace(**changed)
         block = other.block if way == "spread tiles" else 1 << (size.leaf_width - 1).bit_length()
         first = other.stages * other.k * (tile + block * (1 + size.gated)) * size.bytes
         second = other.out_stages * other.out_k * (other.n + tile) * size.bytes if way == "spread tiles" else 0
         sums = tile * block * (1 + size.gated) * 4
-        if max(first, second) <= 200 * 1024 and sums <= 200 * 128 * other.leaf_warps // 4:
+        if not other.grouped or (max(first, second) <= 190 * 1024 and sums <= 256 * 128 * other.leaf_warps // 4):
             return other
 
 
@@ -218,7 +226,8 @@ def compile_all(jobs: Sequence[Job], processes: int, seconds: float) -> set[Job]
 
 def measure(options: argparse.Namespace) -> None:
     where = about("cuda", "benchmarks/launch_cost.py", "")
-    cases = (named_cases() if options.named else []) + random_cases(options.sizes, options.seed)
+    named = [case for case in named_cases() if case[0] in options.named.split(",")]
+    cases = named + random_cases(options.sizes, options.seed)
     by_case = [jobs_of(*case, options.variants) for case in cases]
     # Defaults of all sizes first, so that what the clock cuts off are variants.
     jobs = sorted((job for some in by_case for job in some), key=lambda job: not job.is_default)
@@ -316,7 +325,7 @@ def fit(options: argparse.Namespace) -> None:
     for way in sorted({row["way"] for row in rows} - {"FF"}):
         for size_bytes in (2, 4):
             given = [(size_of_key(key), sizes[key][way], key) for key in keys if way in sizes[key]]
-            given = [each for each in given if each[0].bytes == size_bytes]
+            given = [each for each in given if each[0].bytes == size_bytes and way in launches(each[0])]
             if not given:
                 continue
             found = [triton_cost.quantities(size, way, launches(size)[way]) for size, _, _ in given]
@@ -346,7 +355,7 @@ def fit(options: argparse.Namespace) -> None:
         way = triton_cost.fastest(size_of_key(key)).way
         if way in measured:
             best = min(measured, key=measured.__getitem__)
-            dense_us = sizes[key].get("FF", math.nan)
+            dense_us = sizes[key].get("FF", math.inf)
             regret.append((measured[way] / measured[best], measured[way] / dense_us, way, best, key))
     regret.sort(reverse=True, key=lambda each: each[0])
     ratios = [each[0] for each in regret]
@@ -370,7 +379,7 @@ def main() -> None:
     measured = parts.add_parser("measure", help="time all ways, on a GPU")
     measured.add_argument("--sizes", type=int, default=100, help="random sizes (100)")
     measured.add_argument("--seed", type=int, default=1, help="of the sizes; large_layers.py sweep takes 0 (1)")
-    measured.add_argument("--named", action="store_true", help="also the sizes with targets")
+    measured.add_argument("--named", default="", help="also sizes with targets: table, llama, 768, int8, paper")
     measured.add_argument("--variants", type=int, default=0, help="other launch parameters of each way to try (0)")
     measured.add_argument("--processes", type=int, default=16, help="processes that compile (16)")
     measured.add_argument("--compile-seconds", type=float, default=3600, help="stop to compile after this time")

@@ -67,9 +67,12 @@ def walk_launch(size: Size) -> Launch:
 
 
 def _masks(size: Size) -> bool:
-    """Whether the hidden layers of all leaves fit into memory, and weights are numbers that products take."""
+    """Whether the hidden layers of all leaves fit into memory, and products take such weights.
+
+    Not float32: there the error of a library's product is up to 2.8 times that of a leaf alone.
+    """
     hidden = (1 + size.gated) * size.batch * size.leaves * size.leaf_width * size.bytes
-    return hidden <= _MOST_HIDDEN and size.weight_bytes == size.bytes
+    return hidden <= _MOST_HIDDEN and size.weight_bytes == size.bytes == 2
 
 
 def _alone(size: Size) -> Launch:
@@ -84,7 +87,9 @@ def _spread(size: Size) -> Launch:
     launch = Launch(spread=True, block=4 if few else 8)
     if size.batch < 24:
         return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
-    return launch._replace(n=min(1024, power_of_two(size.out)), out_k=min(16, power_of_two(size.leaf_width)))
+    # Beyond this many columns, sums and weights of 16 rows leave the registers.
+    n = min(2048 // size.bytes, power_of_two(size.out))
+    return launch._replace(n=n, out_k=min(16, power_of_two(size.leaf_width)))
 
 
 def _grouped(size: Size) -> Launch:
@@ -118,7 +123,8 @@ def _tiles(size: Size) -> Launch:
     launch, per_leaf = _grouped(size), size.per_leaf
     if size.bytes == 4:
         # Short products: tensor cores cut off what they add up, and `_precision` counts on 32 columns at a time.
-        launch = launch._replace(k=32, n=64, stages=4)
+        tile = 16 if per_leaf < 24 else 32 if per_leaf < 64 else 64
+        launch = launch._replace(leaf_tile=tile, k=32, n=64, stages=4)
     elif size.features >= 2048 and per_leaf < 48:
         launch = launch._replace(leaf_tile=32, k=256, n=256, stages=3, leaf_warps=4)
     elif size.features >= 2048:
@@ -135,12 +141,17 @@ def _tiles(size: Size) -> Launch:
 def _spread_tiles(size: Size) -> Launch:
     """A tile of a leaf's samples spread over programs."""
     launch, per_leaf = _grouped(size), size.per_leaf
-    tile = 16 if per_leaf < 12 or size.bytes == 4 else 32 if per_leaf < 64 else 64 if per_leaf < 192 else 128
-    tiles = size.used_leaves + size.batch / tile / 2
-    block = 128
-    while block > 16 and tiles * size.leaf_width / block < 256:
+    tile = 16 if per_leaf < 12 else 32 if per_leaf < 64 else 64 if per_leaf < 192 or size.bytes == 4 else 128
+    block, width = 128, power_of_two(size.leaf_width)
+
+    def programs() -> float:
+        return (size.used_leaves + size.batch / tile / 2) * max(1, size.leaf_width / block)
+
+    while block > 16 and (programs() < 256 or block > width):
         block //= 2
-    launch = launch._replace(spread=True, leaf_tile=tile, block=min(block, max(16, power_of_two(size.leaf_width))))
+    while tile > 16 and programs() < 128:
+        tile //= 2
+    launch = launch._replace(spread=True, leaf_tile=tile, block=block)
     if size.bytes == 4:
         launch = launch._replace(k=32, n=64, out_k=32, stages=4)
     elif tile >= 64:
@@ -162,13 +173,15 @@ def _fit(size: Size, launch: Launch, block: int) -> Launch:
         if launch.stages > 2:
             launch = launch._replace(stages=launch.stages - 1, out_stages=min(launch.out_stages, launch.stages - 1))
         else:
-            launch = launch._replace(k=max(16, launch.k // 2), n=max(16, launch.n // 2), out_k=max(16, launch.out_k // 2))
+            half = {name: max(16, getattr(launch, name) // 2) for name in ("k", "n", "out_k")}
+            launch = launch._replace(**half)
     return launch
 
 
 def _shared_bytes(size: Size, launch: Launch, block: int) -> int:
     """A bound on the shared memory of the leaves' kernels: blocks in flight, and a tile that changes its layout."""
-    first = (launch.stages - 1) * launch.k * (launch.leaf_tile * size.bytes + block * (1 + size.gated) * size.weight_bytes)
+    row = launch.leaf_tile * size.bytes + block * (1 + size.gated) * size.weight_bytes
+    first = (launch.stages - 1) * launch.k * row
     if not launch.spread:
         second = (launch.stages - 1) * launch.n * (block * size.weight_bytes + 4)
     else:

@@ -19,7 +19,8 @@ def own_neurons(
     at = row * neurons + j
     hidden = tl.load(hidden_ptr + at, own, 0.0).to(tl.float32)
     if GATED:
-        hidden = act(tl.load(gate_ptr + at, own, 0.0).to(tl.float32), ACT) * hidden
+        gate = tl.load(gate_ptr + at, own, 0.0).to(tl.float32)
+        hidden = act(gate, ACT) * hidden
     else:
         hidden = act(hidden, ACT)
     hidden = tl.where(own, hidden, 0.0)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .triton_activations import act
-from .triton_walk_kernels import wait_in_turn
+from .triton_walk_kernels import converted, wait_in_turn
 
 
 @triton.jit
@@ -71,13 +71,13 @@ def _hidden(
             inside = at + k < features
             x = tl.load(x_row + at + k[None, :], real[:, None] & inside[None, :], 0.0)
             w = tl.load(w_row + at + k[:, None], inside[:, None], 0.0)
-        hidden = tl.dot(x, w.to(x.dtype), hidden, input_precision=PRECISION)
+        hidden = tl.dot(x, converted(w, x.dtype), hidden, input_precision=PRECISION)
         if GATED:
             if EVEN:
                 w = tl.load(g_row + at + k[:, None])
             else:
                 w = tl.load(g_row + at + k[:, None], (at + k < features)[:, None], 0.0)
-            gate = tl.dot(x, w.to(x.dtype), gate, input_precision=PRECISION)
+            gate = tl.dot(x, converted(w, x.dtype), gate, input_precision=PRECISION)
     if INT8:
         hidden *= tl.load(in_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
     if IN_BIAS:
@@ -127,7 +127,7 @@ def leaf_tiles(
         for at in tl.range(0, out, BN, num_stages=STAGES):
             inside = at + n < out
             w = tl.load(w_row + at + n[None, :], inside_neuron[:, None] & inside[None, :], 0.0)
-            y = tl.dot(hidden, w.to(hidden.dtype), input_precision=PRECISION)
+            y = tl.dot(hidden, converted(w, hidden.dtype), input_precision=PRECISION)
             if INT8:
                 y *= 1 / 128
             if OUT_BIAS:
@@ -138,12 +138,12 @@ def leaf_tiles(
 @triton.jit
 def group_hidden(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale, list_ptr, count_ptr, extra_ptr,
-    number_ptr, hidden_ptr, batch, leaves, most_extra, features, width, blocks,
+    number_ptr, hidden_ptr, batch, leaves, most_extra, features, width, hidden_row, blocks,
     ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, INT8: tl.constexpr,
     PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
     BK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block of hidden neurons at a tile of the samples of one leaf."""
+    """A block of hidden neurons at a tile of the samples of one leaf, to rows of `hidden_row` that end in zeros."""
     wait_in_turn(PDL)
     tile = tl.program_id(0) // blocks
     leaf, sample, real, used = _samples(
@@ -159,14 +159,15 @@ def group_hidden(
             features, in_bias, in_scale, gate_bias, gate_scale, out_scale, ACT, GATED, IN_BIAS, GATE_BIAS, INT8,
             PRECISION, BM, BL, BK, EVEN, STAGES,
         )  # fmt: skip
-        written = real[:, None] & inside_neuron[None, :]
-        tl.store(hidden_ptr + sample[:, None] * width + j[None, :], hidden.to(hidden_ptr.dtype.element_ty), written)
+        hidden = tl.where(inside_neuron[None, :], hidden, 0.0).to(hidden_ptr.dtype.element_ty)
+        written = real[:, None] & (j < hidden_row)[None, :]
+        tl.store(hidden_ptr + sample[:, None] * hidden_row + j[None, :], hidden, written)
 
 
 @triton.jit
 def group_output(
     out_weight, out_bias, list_ptr, count_ptr, extra_ptr, number_ptr, hidden_ptr, y_ptr, batch, leaves, most_extra,
-    width, out, blocks, span,
+    width, hidden_row, out, blocks, span,
     OUT_BIAS: tl.constexpr, INT8: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr,
     BM: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -186,19 +187,19 @@ def group_output(
         n = tl.arange(0, BN)
         j = tl.arange(0, BJ)
         w_row = out_weight + (leaf * width + j)[:, None] * out
-        h_row = hidden_ptr + sample[:, None] * width + j[None, :]
+        h_row = hidden_ptr + sample[:, None] * hidden_row + j[None, :]
         y_row = y_ptr + sample[:, None] * out
         out_bias += leaf * out
         if ONE:
             neurons = j < width
-            h = tl.load(h_row, real[:, None] & neurons[None, :], 0.0)
+            h = tl.load(h_row, real[:, None] & (j < hidden_row)[None, :], 0.0)
             for at in tl.range(begin, min(begin + span, out), BN, num_stages=STAGES):
                 inside = at + n < out
                 if EVEN:
                     w = tl.load(w_row + at + n[None, :])
                 else:
                     w = tl.load(w_row + at + n[None, :], neurons[:, None] & inside[None, :], 0.0)
-                y = tl.dot(h, w.to(h.dtype), input_precision=PRECISION)
+                y = tl.dot(h, converted(w, h.dtype), input_precision=PRECISION)
                 if INT8:
                     y *= 1 / 128
                 if OUT_BIAS:
@@ -214,9 +215,9 @@ def group_output(
                     w = tl.load(w_row + at * out + n[None, :])
                 else:
                     neurons = at + j < width
-                    h = tl.load(h_row + at, real[:, None] & neurons[None, :], 0.0)
+                    h = tl.load(h_row + at, real[:, None] & (at + j < hidden_row)[None, :], 0.0)
                     w = tl.load(w_row + at * out + n[None, :], neurons[:, None] & inside[None, :], 0.0)
-                y = tl.dot(h, w.to(h.dtype), y, input_precision=PRECISION)
+                y = tl.dot(h, converted(w, h.dtype), y, input_precision=PRECISION)
             if INT8:
                 y *= 1 / 128
             if OUT_BIAS:

@@ -283,7 +283,7 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
     from .triton_group_kernels import group_hidden, group_output
 
     features, width, out = x.shape[1], *leaves.out_weight.shape[1:]
-    hidden = x.new_empty(len(x), width)
+    hidden = x.new_empty(len(x), -(-width // 16) * 16)  # rows that begin at multiples of 16 bytes
     y = x.new_empty(len(x), out)
     most = work.extra.shape[1]
     k = min(launch.k, max(16, power_of_two(features)))
@@ -298,14 +298,16 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
     }  # fmt: skip
     tiles, blocks = work.most_tiles(launch), -(-width // launch.block)
     group_hidden[(tiles * blocks,)](
-        x, *weights[:6], weights[8], *work.arguments(), hidden, len(x), work.leaves, most, features, width, blocks,
+        x, *weights[:6], weights[8], *work.arguments(), hidden, len(x), work.leaves, most, features, width,
+        hidden.shape[1], blocks,
         **options, **common, BL=launch.block, BK=k, EVEN=features % k == 0, STAGES=launch.stages,
     )  # fmt: skip
     one = width <= j
     span = max(n, launch.span) if one else n
     blocks = -(-out // span)
     group_output[(tiles * blocks,)](
-        weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, width, out, blocks, span,
+        weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, width, hidden.shape[1], out,
+        blocks, span,
         OUT_BIAS=has_out_bias, INT8=leaves.is_int8, **common, BJ=j, BN=n, EVEN=width % j == 0 and out % n == 0, ONE=one,
         STAGES=launch.out_stages,
     )  # fmt: skip

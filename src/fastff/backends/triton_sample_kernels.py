@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from .triton_activations import act
-from .triton_walk_kernels import row_blocks, row_numbers, row_products, wait_in_turn, walk_round
+from .triton_walk_kernels import as_float, row_blocks, row_numbers, row_products, wait_in_turn, walk_round
 
 
 @triton.jit
@@ -84,8 +84,8 @@ def descend(
                 for i in tl.static_range(UNROLL):
                     r = begin + i
                     used = inside if L % UNROLL == 0 else inside & (r < L)
-                    w = tl.load(out_weight + (leaf * L + r) * OUT + at + n, used, 0.0).to(tl.float32)
-                    y += tl.load(hidden_ptr + r) * w
+                    w = tl.load(out_weight + (leaf * L + r) * OUT + at + n, used, 0.0)
+                    y += tl.load(hidden_ptr + r) * as_float(w)
             tl.store(y_ptr + row * OUT + at + n, y.to(y_ptr.dtype.element_ty), inside)
 
 
@@ -145,7 +145,7 @@ def sample_output(
     hidden_ptr += row.to(tl.int64) * width
     for at in tl.range(0, width, BJ):
         hidden = tl.load(hidden_ptr + at + j, at + j < width, 0.0)
-        total += hidden[:, None] * w.to(tl.float32)
+        total += hidden[:, None] * as_float(w)
         w_at += BJ * out
         w = tl.load(w_at, (at + BJ + j < width)[:, None] & inside[None, :], 0.0)
     y = tl.sum(total, 0)

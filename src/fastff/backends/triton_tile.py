@@ -73,6 +73,8 @@ def choose(size: Size, pdl: bool) -> Launch:
     moved = 5 * size.leaves * (size.features + size.leaf_numbers // samples)
     if size.bytes == 2 and size.leaf_numbers > moved and _leaf_fits(size):
         return Launch("leaf", samples, lanes=8, warps=4, top=min(size.depth, 3), pdl=pdl)
+    if size.leaf_width * shape.neuron_blocks <= 4:
+        return Launch("rows", samples=8, warps=4, top=2, round=2, loads=16, pdl=pdl)
     top = max(t for t in range(1, 4) if shape.in_blocks << t <= _ROOM or t == 1)
     # Long rows take as long to arrive as the next ones to be asked for.
     levels = 2 if shape.in_blocks <= 4 else 1
