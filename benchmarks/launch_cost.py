@@ -299,7 +299,7 @@ def _output(job: Job, tree: Tree, leaves: Leaves, x: Tensor) -> Tensor:
 
 
 def _row(job: Job, us: float, note: str) -> dict[str, object]:
-    case, launch = job.case, "" if job.launch is None else json.dumps(job.launch._asdict())
+    case, launch = job.case, "" if job.launch is None else _changed(job.launch)
     values = (
         case.in_features, case.out_features, case.leaf_width, case.depth, case.batch, case.activation, case.dtype,
     )  # fmt: skip
@@ -314,7 +314,7 @@ def fit(options: argparse.Namespace) -> None:
     from scipy.optimize import nnls
 
     with options.rows.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["us"] and row["default"] == "1"]
+        rows = [row for row in csv.DictReader(file) if row["us"] and _is_current(row)]
     sizes: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         sizes.setdefault(tuple(row[name] for name in (*SIZE, "weights", "kind")), {})[row["way"]] = float(row["us"])
@@ -365,6 +365,23 @@ def fit(options: argparse.Namespace) -> None:
         print("#", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
     for each in sorted(regret, key=lambda each: -each[1])[:15]:
         print("# FF", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
+
+
+def _is_current(row: dict[str, str]) -> bool:
+    """Whether the row was measured with today's launch parameters. Rows from before they changed do not count."""
+    size, way = size_of_key((*(row[name] for name in SIZE), row["weights"], "")), row["way"]
+    if way == "FF" or way not in launches(size):
+        return way == "FF"
+    launch: Any = triton_tile.choose(size, True) if way == "tiny" else launches(size)[way]._replace(pdl=True)
+    return _changed(launch) == row["launch"]
+
+
+def _changed(launch: Any) -> str:
+    """The parameters of a launch that differ from the defaults. Others have no effect, or are as always."""
+    unimportant = ("per",)  # few samples more or less
+    default = type(launch)(launch[0]) if isinstance(launch, triton_tile.Launch) else type(launch)()
+    found = {name: value for name, value in launch._asdict().items() if value != getattr(default, name)}
+    return json.dumps({name: value for name, value in found.items() if name not in unimportant})
 
 
 def size_of_key(key: tuple[Any, ...]) -> Size:

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from fastff.backends.triton_choice import Size, _shared_bytes, launches, power_of_two
+from fastff.backends.triton_choice import _shared_bytes, launches
+from fastff.backends.triton_size import Size, power_of_two
 from helpers import without_interpreter
 
 pytest.importorskip("triton")
@@ -23,10 +24,14 @@ def test_every_size_has_launches_that_fit(leaf_width, gated, numbers):
         assert {"spread", "spread tiles"} <= {*ways}
         # One program holds the hidden layer of a leaf.
         assert ("tiles" in ways) == (leaf_width <= 128)
-        assert "alone" in ways if leaf_width <= 32 else leaf_width <= 128 or "alone" not in ways
+        assert "alone" in ways if leaf_width <= 16 else leaf_width <= 128 or "alone" not in ways
+        # float32 and int8 have no dense products of the accuracy, or at all.
+        assert "dense" not in ways or BYTES[numbers] == (2, 2)
         for name, launch in ways.items():
-            assert (launch.grouped, launch.spread) == ("tiles" in name, "spread" in name)
-            if launch.grouped:
+            assert (launch.tiny, launch.dense) == (name == "tiny", name == "dense")
+            if name not in ("tiny", "dense"):
+                assert (launch.grouped, launch.spread) == ("tiles" in name, "spread" in name)
+            if "tiles" in name:
                 block = launch.block if launch.spread else max(16, power_of_two(leaf_width))
                 assert _shared_bytes(size, launch, block) <= SHARED
                 assert launch.per >= 1
@@ -37,14 +42,17 @@ def test_every_size_has_launches_that_fit(leaf_width, gated, numbers):
 
 AHEAD_OF_TIME = """
 import torch, fastff
-from fastff.backends import triton_group_kernels, triton_hard, triton_sample_kernels, triton_walk_kernels
-from fastff.backends.triton_choice import launches, size_of
+from fastff.backends import triton_dense_kernels, triton_group_kernels, triton_hard, triton_sample_kernels
+from fastff.backends import triton_walk_kernels
+from fastff.backends.triton_choice import launches
+from fastff.backends.triton_size import size_of
 from triton_build import Build
 
 names = {
     triton_walk_kernels: ["clear", "node_products", "group", "sorted_tiles"],
     triton_sample_kernels: ["descend", "sample_hidden", "sample_output"],
     triton_group_kernels: ["leaf_tiles", "group_hidden", "group_output"],
+    triton_dense_kernels: ["own_neurons"],
 }
 kernels = {name: Build(module, name) for module, its in names.items() for name in its}
 F32, BF16 = torch.float32, torch.bfloat16
@@ -57,7 +65,8 @@ def build(batch, features, out, depth, leaf_width, activation, dtype, is_int8=Fa
         fastff.quantize_(layer)
     x = torch.empty(batch, features, device="meta", dtype=dtype)
     for launch in launches(size_of(x, layer.tree, layer.leaves)).values():
-        triton_hard.hard(x, layer.tree, layer.leaves, activation, launch._replace(pdl=True))
+        if not launch.tiny:  # test_triton_tile.py builds those
+            triton_hard.hard(x, layer.tree, layer.leaves, activation, launch._replace(pdl=True))
 
 build(1, 3, 2, 0, 1, "relu", F32)
 build(64, 37, 29, 5, 20, "swiglu", F32, node_width=2)

@@ -46,6 +46,14 @@ def test_equals_the_reference(way, activation, node_width, bias):
     check(triton.hard, layer, torch.randn(few(way), 7, device=DEVICE), WAYS[way])
 
 
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize(("grouped", "bias"), [(False, True), (True, False)])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_dense_with_a_mask(activation, grouped, bias, depth):
+    layer = layer_of(7, 5, depth=depth, leaf_width=3, activation=activation, bias=bias)
+    check(triton.hard, layer, torch.randn(9, 7, device=DEVICE), Launch(grouped, dense=True, round=2, warps=4))
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("depth", [0, 1, 5])
 @pytest.mark.parametrize("batch", [0, 1, 33])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fastff.backends import reference, triton_tile
+from fastff.backends.triton_size import size_of
 from fastff.backends.triton_tile import Launch
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, plain_leaf, relative_error, without_interpreter
@@ -111,14 +112,12 @@ def test_why_not():
     def reason(fan_in, fan_out, depth, leaf_width, dtype=torch.float32, **options):
         layer = make(fan_in, fan_out, depth=depth, leaf_width=leaf_width, device="meta", dtype=dtype, **options)
         x = torch.empty(2048, fan_in, device="meta", dtype=dtype)
-        assert triton_tile.fits(x, layer.tree, layer.leaves) == (not triton_tile.why_not(x, layer.tree, layer.leaves))
-        return triton_tile.why_not(x, layer.tree, layer.leaves)
+        return triton_tile.why_not(size_of(x, layer.tree, layer.leaves))
 
     for leaf_width, depth in ((32, 2), (16, 3), (8, 4), (4, 5), (2, 6), (1, 7)):
         assert not reason(128, 128, depth, leaf_width)
         assert not reason(784, 10, depth, min(leaf_width, 8))
     assert "nodes of width 1" in reason(128, 128, 2, 8, node_width=2)
-    assert "float64" in reason(128, 128, 2, 8, torch.float64)
     assert "depth 8 at most" in reason(128, 128, 9, 1)
     assert "fit into registers" in reason(4096, 10, 2, 1)
     assert "leaves of 192 blocks" in reason(768, 64, 2, 32)
@@ -127,15 +126,18 @@ def test_why_not():
 def test_choice_of_the_way():
     def choose(depth, leaf_width, dtype, features=128, out=128):
         layer = make(features, out, depth=depth, leaf_width=leaf_width, device="meta", dtype=dtype)
-        return triton_tile.choose(torch.empty(2048, features, device="meta", dtype=dtype), layer.leaves)
+        x = torch.empty(2048, features, device="meta", dtype=dtype)
+        return triton_tile.choose(size_of(x, layer.tree, layer.leaves), True)
 
     assert choose(2, 32, torch.bfloat16).way == "leaf"
     assert choose(7, 1, torch.bfloat16).way == "rows"
     assert choose(2, 32, torch.float32).way == "rows"  # float32 has no exact product on tensor cores
     assert choose(7, 1, torch.float32, 784, 10).round == 1
+    assert choose(7, 1, torch.float32).samples == 8
     layer = make(128, 128, depth=2, leaf_width=32, device="meta", dtype=torch.bfloat16)
     for dtype, words in ((torch.bfloat16, "each leaf runs tiles of 32"), (torch.float32, "tiles of 16 samples walk")):
-        assert words in triton_tile.describe(torch.empty(9, 128, device="meta", dtype=dtype), layer.leaves)
+        size = size_of(torch.empty(9, 128, device="meta", dtype=dtype), layer.tree, layer.leaves)
+        assert words in triton_tile.describe(size._replace(weight_bytes=size.bytes))
 
 
 @pytest.mark.gpu
@@ -218,6 +220,7 @@ from pathlib import Path
 import torch, triton
 import fastff
 from fastff.backends import triton_tile, triton_tile_kernels as kernels
+from fastff.backends.triton_size import size_of
 from triton_build import Build
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -243,8 +246,9 @@ for fan_in, fan_out, depth, width, activation, dtype in [
         fan_in, fan_out, depth=depth, leaf_width=width, activation=activation, device="meta", dtype=dtype
     )
     x = torch.empty(2048, fan_in, device="meta", dtype=dtype)
-    assert triton_tile.fits(x, layer.tree, layer.leaves)
-    triton_tile.hard(x, layer.tree, layer.leaves, activation, triton_tile.choose(x, layer.leaves)._replace(pdl=True))
+    size = size_of(x, layer.tree, layer.leaves)
+    assert not triton_tile.why_not(size)
+    triton_tile.hard(x, layer.tree, layer.leaves, activation, triton_tile.choose(size, True))
 assert len(rows.built) >= 7 and leaf.built, (len(rows.built), len(leaf.built))
 print("built")
 """

@@ -39,7 +39,7 @@ _failures: dict[tuple[Any, ...], str] = {}
 
 def _size(request: Request) -> tuple[Any, ...]:
     x, leaves = request.x, request.leaves
-    layer = None if leaves is None else (leaves.in_weight.shape, leaves.out_weight.shape)
+    layer = None if leaves is None else (leaves.in_weight.shape, leaves.out_weight.shape, leaves.in_weight.dtype)
     return len(x), request.kind == "soft", x.shape[1:], x.dtype, x.device, layer, request.activation
 
 

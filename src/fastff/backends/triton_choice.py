@@ -84,11 +84,12 @@ def _alone(size: Size) -> Launch:
 def _spread(size: Size) -> Launch:
     """The leaf of one sample spread over programs."""
     few = size.batch * size.leaf_width <= 1024
-    launch = Launch(spread=True, block=4 if few else 8)
+    # A program has as many bytes on their way, whatever the weights are.
+    launch = Launch(spread=True, block=4 if few else 8 * max(1, size.bytes // size.weight_bytes))
     if size.batch < 24:
         return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
     # Beyond this many columns, sums and weights of 16 rows leave the registers.
-    n = min(2048 // size.bytes, power_of_two(size.out))
+    n = min(2048 // size.weight_bytes, power_of_two(size.out))
     return launch._replace(n=n, out_k=min(16, power_of_two(size.leaf_width)))
 
 
@@ -110,9 +111,11 @@ def _grouped(size: Size) -> Launch:
 def _with_products(size: Size) -> Launch:
     """Wide inputs: the top of the tree by products that are spread over the GPU, up to eight levels."""
     top = min(size.depth, 8)
-    tile = min(64 if size.batch < 2048 else 128, max(16, power_of_two(size.batch)))
     nodes = min(128, max(16, 1 << top))
-    k = 64 if tile == 128 else 128
+    # Large tiles read nodes less often, but must be enough for the GPU.
+    many = size.batch * max(nodes, 1 << top) >= 2**21
+    tile = min(128 if many else 64, max(16, power_of_two(size.batch)))
+    k = 64 if size.batch >= 2048 else 128
     programs = -(-size.batch // tile) * -(-(1 << top) // nodes)
     splits = max(1, min(16, size.features // k, power_of_two(math.ceil(64 / programs))))
     return Launch(True, top=top, splits=splits, product_tile=tile, product_nodes=nodes, product_k=k)
@@ -123,8 +126,7 @@ def _tiles(size: Size) -> Launch:
     launch, per_leaf = _grouped(size), size.per_leaf
     if size.bytes == 4:
         # Short products: tensor cores cut off what they add up, and `_precision` counts on 32 columns at a time.
-        tile = 16 if per_leaf < 24 else 32 if per_leaf < 64 else 64
-        launch = launch._replace(leaf_tile=tile, k=32, n=64, stages=4)
+        launch = launch._replace(k=32, n=64, stages=4)
     elif size.features >= 2048 and per_leaf < 48:
         launch = launch._replace(leaf_tile=32, k=256, n=256, stages=3, leaf_warps=4)
     elif size.features >= 2048:
@@ -164,7 +166,8 @@ def _spread_tiles(size: Size) -> Launch:
 
 
 def _with_tiles(size: Size, launch: Launch) -> Launch:
-    return launch._replace(per=max(1, round(1.5 * size.per_leaf / launch.leaf_tile)))
+    """Tiles for each leaf, more than an even tree needs; a power of two, so that few kernels are compiled."""
+    return launch._replace(per=power_of_two(max(1, round(1.5 * size.per_leaf / launch.leaf_tile))))
 
 
 def _fit(size: Size, launch: Launch, block: int) -> Launch:

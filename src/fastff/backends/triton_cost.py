@@ -96,110 +96,49 @@ def _walk(size: Size, launch: Launch, row: int) -> dict[str, float]:
 
 
 # Microseconds for each unit of a quantity, by way and bytes of a number, on an H200 with CUDA graphs.
+# fmt: off
 CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
     ("alone", 2): {
-        "cache_mb": 0.0985,
-        "call": 1.45,
-        "memory_mb": 0.155,
-        "nodes_mb": 0.162,
-        "odd_kb": 0.0516,
-        "odd_mb": 0.0849,
-        "program_kb": 0.0151,
-        "rounds": 1.29,
-    },  # fmt: skip
+        "cache_mb": 0.0943, "call": 1.93, "memory_mb": 0.167, "nodes_mb": 0.184, "odd_kb": 0.0281, "odd_mb": 0.0942,
+        "program_kb": 0.0194, "rounds": 1.22,
+    },
     ("alone", 4): {
-        "cache_mb": 0.0828,
-        "call": 1.51,
-        "memory_mb": 0.453,
-        "nodes_mb": 0.033,
-        "odd_kb": 0.0249,
-        "odd_mb": 0.0427,
-        "round_kb": 0.572,
-        "rounds": 0.57,
-    },  # fmt: skip
+        "cache_mb": 0.0825, "call": 2.05, "memory_mb": 0.27, "nodes_mb": 0.0651, "odd_kb": 0.015, "odd_mb": 0.0311,
+        "program_kb": 0.00784, "round_kb": 0.256, "rounds": 0.435,
+    },
     ("dense", 2): {
-        "call": 17.7,
-        "gflop": 0.645,
-        "hidden_mb": 1.57,
-        "memory_mb": 0.00209,
-        "nodes_mb": 1.77,
-        "odd_mb": 0.348,
-        "round_kb": 0.178,
-        "splits": 7.13,
-        "top_gflop": 31.9,
-        "weights_mb": 0.221,
-    },  # fmt: skip
+        "call": 18, "gflop": 0.181, "hidden_mb": 2.31, "memory_mb": 0.151, "nodes_mb": 0.849, "odd_mb": 0.457,
+        "round_kb": 0.167, "splits": 7.95, "top_gflop": 15.9, "weights_mb": 0.21,
+    },
     ("spread", 2): {
-        "cache_mb": 0.124,
-        "call": 4.55,
-        "memory_mb": 0.143,
-        "nodes_mb": 0.178,
-        "odd_mb": 0.303,
-        "program_kb": 0.00213,
-        "round_kb": 0.127,
-        "rounds": 0.657,
-    },  # fmt: skip
+        "cache_mb": 0.121, "call": 4.7, "memory_mb": 0.182, "nodes_mb": 0.167, "odd_mb": 0.302, "round_kb": 0.112,
+        "rounds": 0.755,
+    },
     ("spread", 4): {
-        "call": 4.72,
-        "memory_mb": 0.547,
-        "nodes_mb": 0.00209,
-        "odd_mb": 0.762,
-        "round_kb": 0.196,
-    },  # fmt: skip
+        "cache_mb": 0.0981, "call": 5.19, "memory_mb": 0.206, "nodes_mb": 0.134, "odd_kb": 0.0176, "odd_mb": 0.00855,
+        "round_kb": 0.16, "rounds": 0.275,
+    },
     ("spread tiles", 2): {
-        "call": 10.8,
-        "gflop": 1.14,
-        "memory_mb": 0.218,
-        "odd_kb": 0.0916,
-        "odd_mb": 1.44,
-        "program_kb": 0.024,
-        "round_kb": 0.859,
-        "rounds": 2.03,
-        "splits": 0.00808,
-        "top_gflop": 2.54,
-    },  # fmt: skip
+        "call": 9.82, "gflop": 6.59, "memory_mb": 0.103, "odd_kb": 0.239, "odd_mb": 0.957, "program_kb": 0.0223,
+        "round_kb": 1.1, "rounds": 2.2, "splits": 1.92, "top_gflop": 2.58,
+    },
     ("spread tiles", 4): {
-        "cache_mb": 0.245,
-        "call": 12.5,
-        "gflop": 28.4,
-        "program_kb": 0.0436,
-        "round_kb": 1.31,
-        "tiles": 83.3,
-    },  # fmt: skip
+        "call": 14.9, "gflop": 40.5, "odd_kb": 0.012, "odd_mb": 0.328, "round_kb": 1.47, "tiles": 6.39,
+    },
     ("tiles", 2): {
-        "call": 8.07,
-        "gflop": 6.03,
-        "memory_mb": 0.0343,
-        "nodes_mb": 0.366,
-        "odd_kb": 0.073,
-        "odd_mb": 0.643,
-        "program_kb": 0.0162,
-        "round_kb": 0.22,
-        "rounds": 3.04,
-        "splits": 6.45,
-        "top_gflop": 1.52,
-    },  # fmt: skip
+        "call": 8.51, "gflop": 7.23, "memory_mb": 0.052, "nodes_mb": 0.356, "odd_kb": 0.0992, "odd_mb": 0.558,
+        "program_kb": 0.0142, "round_kb": 0.778, "rounds": 1.99, "splits": 8.1, "top_gflop": 0.53,
+    },
     ("tiles", 4): {
-        "call": 10.2,
-        "gflop": 5.75,
-        "nodes_mb": 0.0795,
-        "odd_kb": 0.104,
-        "odd_mb": 1.42,
-        "round_kb": 1.28,
-    },  # fmt: skip
+        "cache_mb": 0.0255, "call": 10.5, "gflop": 0.801, "nodes_mb": 0.37, "odd_kb": 0.131, "odd_mb": 0.223,
+        "program_kb": 0.00874, "round_kb": 1.01, "tiles": 31.6,
+    },
     ("tiny", 2): {
-        "call": 2,
-        "nodes_mb": 0.197,
-        "odd_kb": 0.119,
-        "odd_mb": 0.262,
-        "rounds": 1.83,
-    },  # fmt: skip
+        "call": 3.31, "nodes_mb": 0.104, "odd_kb": 0.0903, "odd_mb": 0.34, "round_kb": 0.95, "rounds": 0.627,
+    },
     ("tiny", 4): {
-        "call": 1.27,
-        "memory_mb": 0.33,
-        "nodes_mb": 0.0117,
-        "odd_kb": 0.165,
-        "program_kb": 0.0992,
-        "rounds": 0.429,
-    },  # fmt: skip
+        "call": 1.3, "memory_mb": 0.222, "nodes_mb": 7.26e-05, "odd_kb": 0.141, "odd_mb": 0.209, "program_kb": 0.104,
+        "round_kb": 0.277, "rounds": 0.405,
+    },
 }
+# fmt: on

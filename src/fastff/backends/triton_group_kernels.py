@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .triton_activations import act
-from .triton_walk_kernels import converted, wait_in_turn
+from .triton_walk_kernels import converted, let_next_begin, wait, wait_in_turn
 
 
 @triton.jit
@@ -50,8 +50,9 @@ def _samples(
 
 @triton.jit
 def _hidden(
-    x_row, w_row, g_row, real, neuron, inside_neuron, features, in_bias, in_scale, gate_bias, gate_scale, out_scale,
-    ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, INT8: tl.constexpr,
+    x_row, w_row, g_row, real, neuron, inside_neuron, in_bias, in_scale, gate_bias, gate_scale, out_scale,
+    IN: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr,
+    INT8: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -63,12 +64,12 @@ def _hidden(
     k = tl.arange(0, BK)
     hidden = tl.zeros((BM, BL), tl.float32)
     gate = tl.zeros((BM, BL), tl.float32)
-    for at in tl.range(0, features, BK, num_stages=STAGES):
+    for at in tl.range(0, IN, BK, num_stages=STAGES):
         if EVEN:
             x = tl.load(x_row + at + k[None, :], real[:, None], 0.0)
             w = tl.load(w_row + at + k[:, None])
         else:
-            inside = at + k < features
+            inside = at + k < IN
             x = tl.load(x_row + at + k[None, :], real[:, None] & inside[None, :], 0.0)
             w = tl.load(w_row + at + k[:, None], inside[:, None], 0.0)
         hidden = tl.dot(x, converted(w, x.dtype), hidden, input_precision=PRECISION)
@@ -76,7 +77,7 @@ def _hidden(
             if EVEN:
                 w = tl.load(g_row + at + k[:, None])
             else:
-                w = tl.load(g_row + at + k[:, None], (at + k < features)[:, None], 0.0)
+                w = tl.load(g_row + at + k[:, None], (at + k < IN)[:, None], 0.0)
             gate = tl.dot(x, converted(w, x.dtype), gate, input_precision=PRECISION)
     if INT8:
         hidden *= tl.load(in_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
@@ -99,7 +100,7 @@ def _hidden(
 def leaf_tiles(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_weight, out_bias, out_scale, list_ptr,
     count_ptr, extra_ptr, number_ptr, y_ptr, batch, leaves, most_extra,
-    features: tl.constexpr, width: tl.constexpr, out: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+    IN: tl.constexpr, L: tl.constexpr, OUT: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
     IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, OUT_BIAS: tl.constexpr, INT8: tl.constexpr,
     PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
@@ -112,65 +113,67 @@ def leaf_tiles(
     if used:
         j = tl.arange(0, BL)
         n = tl.arange(0, BN)
-        neuron = leaf * width + j
-        inside_neuron = j < width
+        neuron = leaf * L + j
+        inside_neuron = j < L
         # Rows beyond the end stand for the first: loads need no mask, and what they give is not written.
-        row = (leaf * width + tl.where(inside_neuron, j, 0))[None, :] * features
+        row = (leaf * L + tl.where(inside_neuron, j, 0))[None, :] * IN
         hidden = _hidden(
-            x_ptr + sample[:, None] * features, in_weight + row, gate_weight + row, real, neuron, inside_neuron,
-            features, in_bias, in_scale, gate_bias, gate_scale, out_scale, ACT, GATED, IN_BIAS, GATE_BIAS, INT8,
+            x_ptr + sample[:, None] * IN, in_weight + row, gate_weight + row, real, neuron, inside_neuron,
+            in_bias, in_scale, gate_bias, gate_scale, out_scale, IN, ACT, GATED, IN_BIAS, GATE_BIAS, INT8,
             PRECISION, BM, BL, BK, EVEN, STAGES,
         )  # fmt: skip
         hidden = tl.where(inside_neuron[None, :], hidden, 0.0).to(x_ptr.dtype.element_ty)
-        w_row = out_weight + neuron[:, None] * out
-        y_row = y_ptr + sample[:, None] * out
-        for at in tl.range(0, out, BN, num_stages=STAGES):
-            inside = at + n < out
+        w_row = out_weight + neuron[:, None] * OUT
+        y_row = y_ptr + sample[:, None] * OUT
+        for at in tl.range(0, OUT, BN, num_stages=STAGES):
+            inside = at + n < OUT
             w = tl.load(w_row + at + n[None, :], inside_neuron[:, None] & inside[None, :], 0.0)
             y = tl.dot(hidden, converted(w, hidden.dtype), input_precision=PRECISION)
             if INT8:
                 y *= 1 / 128
             if OUT_BIAS:
-                y += tl.load(out_bias + leaf * out + at + n, inside, 0.0).to(tl.float32)[None, :]
+                y += tl.load(out_bias + leaf * OUT + at + n, inside, 0.0).to(tl.float32)[None, :]
             tl.store(y_row + at + n[None, :], y.to(y_ptr.dtype.element_ty), real[:, None] & inside[None, :])
 
 
 @triton.jit
 def group_hidden(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale, list_ptr, count_ptr, extra_ptr,
-    number_ptr, hidden_ptr, batch, leaves, most_extra, features, width, hidden_row, blocks,
-    ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, INT8: tl.constexpr,
-    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    number_ptr, hidden_ptr, batch, leaves, most_extra, blocks,
+    IN: tl.constexpr, L: tl.constexpr, ROW: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+    IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, INT8: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr,
+    SORTED: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
     BK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A block of hidden neurons at a tile of the samples of one leaf, to rows of `hidden_row` that end in zeros."""
-    wait_in_turn(PDL)
+    """A block of hidden neurons at a tile of the samples of one leaf, to rows of ROW that end in zeros."""
+    wait(PDL)
     tile = tl.program_id(0) // blocks
     leaf, sample, real, used = _samples(
         tile, list_ptr, count_ptr, extra_ptr, number_ptr, batch, leaves, most_extra, PER, SORTED, BM
     )
     if used:
         j = (tl.program_id(0) % blocks) * BL + tl.arange(0, BL)
-        neuron = leaf * width + j
-        inside_neuron = j < width
-        row = (leaf * width + tl.where(inside_neuron, j, 0))[None, :] * features
+        neuron = leaf * L + j
+        inside_neuron = j < L
+        row = (leaf * L + tl.where(inside_neuron, j, 0))[None, :] * IN
         hidden = _hidden(
-            x_ptr + sample[:, None] * features, in_weight + row, gate_weight + row, real, neuron, inside_neuron,
-            features, in_bias, in_scale, gate_bias, gate_scale, out_scale, ACT, GATED, IN_BIAS, GATE_BIAS, INT8,
+            x_ptr + sample[:, None] * IN, in_weight + row, gate_weight + row, real, neuron, inside_neuron,
+            in_bias, in_scale, gate_bias, gate_scale, out_scale, IN, ACT, GATED, IN_BIAS, GATE_BIAS, INT8,
             PRECISION, BM, BL, BK, EVEN, STAGES,
         )  # fmt: skip
+        let_next_begin(PDL)
         hidden = tl.where(inside_neuron[None, :], hidden, 0.0).to(hidden_ptr.dtype.element_ty)
-        written = real[:, None] & (j < hidden_row)[None, :]
-        tl.store(hidden_ptr + sample[:, None] * hidden_row + j[None, :], hidden, written)
+        written = real[:, None] & (j < ROW)[None, :]
+        tl.store(hidden_ptr + sample[:, None] * ROW + j[None, :], hidden, written)
 
 
 @triton.jit
 def group_output(
     out_weight, out_bias, list_ptr, count_ptr, extra_ptr, number_ptr, hidden_ptr, y_ptr, batch, leaves, most_extra,
-    width, hidden_row, out, blocks, span,
-    OUT_BIAS: tl.constexpr, INT8: tl.constexpr, PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr,
-    BM: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    blocks, span,
+    L: tl.constexpr, ROW: tl.constexpr, OUT: tl.constexpr, OUT_BIAS: tl.constexpr, INT8: tl.constexpr,
+    PRECISION: tl.constexpr, PER: tl.constexpr, SORTED: tl.constexpr, BM: tl.constexpr, BJ: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`span` output columns at a tile of the samples of one leaf.
 
@@ -186,15 +189,15 @@ def group_output(
         begin = (tl.program_id(0) % blocks) * span
         n = tl.arange(0, BN)
         j = tl.arange(0, BJ)
-        w_row = out_weight + (leaf * width + j)[:, None] * out
-        h_row = hidden_ptr + sample[:, None] * hidden_row + j[None, :]
-        y_row = y_ptr + sample[:, None] * out
-        out_bias += leaf * out
+        w_row = out_weight + (leaf * L + j)[:, None] * OUT
+        h_row = hidden_ptr + sample[:, None] * ROW + j[None, :]
+        y_row = y_ptr + sample[:, None] * OUT
+        out_bias += leaf * OUT
         if ONE:
-            neurons = j < width
-            h = tl.load(h_row, real[:, None] & (j < hidden_row)[None, :], 0.0)
-            for at in tl.range(begin, min(begin + span, out), BN, num_stages=STAGES):
-                inside = at + n < out
+            neurons = j < L
+            h = tl.load(h_row, real[:, None] & (j < ROW)[None, :], 0.0)
+            for at in tl.range(begin, min(begin + span, OUT), BN, num_stages=STAGES):
+                inside = at + n < OUT
                 if EVEN:
                     w = tl.load(w_row + at + n[None, :])
                 else:
@@ -207,16 +210,16 @@ def group_output(
                 tl.store(y_row + at + n[None, :], y.to(y_ptr.dtype.element_ty), real[:, None] & inside[None, :])
         else:
             n += begin
-            inside = n < out
+            inside = n < OUT
             y = tl.zeros((BM, BN), tl.float32)
-            for at in tl.range(0, width, BJ, num_stages=STAGES):
+            for at in tl.range(0, L, BJ, num_stages=STAGES):
                 if EVEN:
                     h = tl.load(h_row + at, real[:, None], 0.0)
-                    w = tl.load(w_row + at * out + n[None, :])
+                    w = tl.load(w_row + at * OUT + n[None, :])
                 else:
-                    neurons = at + j < width
-                    h = tl.load(h_row + at, real[:, None] & (at + j < hidden_row)[None, :], 0.0)
-                    w = tl.load(w_row + at * out + n[None, :], neurons[:, None] & inside[None, :], 0.0)
+                    neurons = at + j < L
+                    h = tl.load(h_row + at, real[:, None] & (at + j < ROW)[None, :], 0.0)
+                    w = tl.load(w_row + at * OUT + n[None, :], neurons[:, None] & inside[None, :], 0.0)
                 y = tl.dot(h, converted(w, h.dtype), y, input_precision=PRECISION)
             if INT8:
                 y *= 1 / 128

@@ -170,11 +170,13 @@ def _spread_samples(
     sample_hidden[(batch, -(-width // launch.block))](
         x, *weights[:6], weights[8], leaf, hidden, width,
         IN=features, **options, BL=launch.block, BLOCK=512 // x.element_size(),
-        KEPT=_fits(x, launch.block * power_of_two(features), warps), WARPS=warps, **_options(launch, warps),
+        KEPT=_fits(leaves.in_weight, launch.block * power_of_two(features), warps), WARPS=warps,
+        **_options(launch, warps),
     )  # fmt: skip
     sample_output[(batch, -(-out // launch.n))](
-        weights[6], weights[7], leaf, hidden, y, width, out,
-        OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n, **_options(launch, launch.leaf_warps),
+        weights[6], weights[7], leaf, hidden, y,
+        L=width, OUT=out, OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n,
+        WIDE=launch.n * weights[6].element_size() >= 512 * launch.leaf_warps, **_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
@@ -257,8 +259,9 @@ def _group(
         IN=x.shape[1], DEPTH=_depth(tree), N=_node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
         LIST=lists is not None, TOP=launch.top if tree is not None else 0, SPLITS=splits, BM=launch.tile,
         BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))), BLOCK=512 // x.element_size(),
-        KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps), LISTED=launch.per * launch.leaf_tile,
-        LEAF_TILE=launch.leaf_tile, **_options(launch, launch.group_warps),
+        KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps),
+        LISTED=launch.per * launch.leaf_tile if lists else 0, LEAF_TILE=launch.leaf_tile if lists else 1,
+        **_options(launch, launch.group_warps),
     )  # fmt: skip
 
 
@@ -271,7 +274,7 @@ def _leaf_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch:
     most = work.extra.shape[1]
     leaf_tiles[(work.most_tiles(launch),)](
         x, *_leaf_tensors(x, leaves), *work.arguments(), y, len(x), work.leaves, most,
-        features=features, width=width, out=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width),
+        IN=features, L=width, OUT=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width),
         PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile, BL=max(16, power_of_two(width)), BK=k,
         BN=min(launch.n, max(16, power_of_two(out))), EVEN=features % k == 0, STAGES=launch.stages,
         **_options(launch, launch.leaf_warps),
@@ -293,23 +296,21 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
     options = _leaf_options(leaves, activation)
     has_out_bias = options.pop("OUT_BIAS")
     common = {
-        "PRECISION": _precision(x, width), "PER": launch.per, "SORTED": work.is_sorted, "BM": launch.leaf_tile,
-        **_options(launch, launch.leaf_warps),
+        "L": width, "ROW": hidden.shape[1], "PRECISION": _precision(x, width), "PER": launch.per,
+        "SORTED": work.is_sorted, "BM": launch.leaf_tile, **_options(launch, launch.leaf_warps),
     }  # fmt: skip
     tiles, blocks = work.most_tiles(launch), -(-width // launch.block)
     group_hidden[(tiles * blocks,)](
-        x, *weights[:6], weights[8], *work.arguments(), hidden, len(x), work.leaves, most, features, width,
-        hidden.shape[1], blocks,
-        **options, **common, BL=launch.block, BK=k, EVEN=features % k == 0, STAGES=launch.stages,
+        x, *weights[:6], weights[8], *work.arguments(), hidden, len(x), work.leaves, most, blocks,
+        IN=features, **options, **common, BL=launch.block, BK=k, EVEN=features % k == 0, STAGES=launch.stages,
     )  # fmt: skip
     one = width <= j
     span = max(n, launch.span) if one else n
     blocks = -(-out // span)
     group_output[(tiles * blocks,)](
-        weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, width, hidden.shape[1], out,
-        blocks, span,
-        OUT_BIAS=has_out_bias, INT8=leaves.is_int8, **common, BJ=j, BN=n, EVEN=width % j == 0 and out % n == 0, ONE=one,
-        STAGES=launch.out_stages,
+        weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, blocks, span,
+        OUT=out, OUT_BIAS=has_out_bias, INT8=leaves.is_int8, **common, BJ=j, BN=n,
+        EVEN=width % j == 0 and out % n == 0, ONE=one, STAGES=launch.out_stages,
     )  # fmt: skip
     return y
 

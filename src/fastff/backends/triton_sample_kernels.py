@@ -129,26 +129,31 @@ def sample_hidden(
 
 @triton.jit
 def sample_output(
-    out_weight, out_bias, leaf_ptr, hidden_ptr, y_ptr, width, out,
-    OUT_BIAS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+    out_weight, out_bias, leaf_ptr, hidden_ptr, y_ptr,
+    L: tl.constexpr, OUT: tl.constexpr, OUT_BIAS: tl.constexpr, BJ: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some output columns of the leaf of one sample. The first weights are on their way while the hidden layer ends."""
+    """Some output columns of the leaf of one sample. The first weights are on their way while the hidden layer ends.
+
+    WIDE: the columns fill all threads, so that a thread has whole columns, and adds up BJ rows by itself.
+    """
     row = tl.program_id(0)
     leaf = tl.load(leaf_ptr + row, cache_modifier=".cg")
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     j = tl.arange(0, BJ)
-    inside = n < out
-    w_at = out_weight + (leaf * width + j)[:, None] * out + n[None, :]
-    w = tl.load(w_at, (j < width)[:, None] & inside[None, :], 0.0, cache_modifier=".cg")
+    inside = n < OUT
+    w_at = out_weight + (leaf * L + j)[:, None] * OUT + n[None, :]
+    w = tl.load(w_at, (j < L)[:, None] & inside[None, :], 0.0, cache_modifier=".cg")
     wait_in_turn(PDL)
-    total = tl.zeros((BJ, BN), tl.float32)
-    hidden_ptr += row.to(tl.int64) * width
-    for at in tl.range(0, width, BJ):
-        hidden = tl.load(hidden_ptr + at + j, at + j < width, 0.0)
-        total += hidden[:, None] * as_float(w)
-        w_at += BJ * out
-        w = tl.load(w_at, (at + BJ + j < width)[:, None] & inside[None, :], 0.0)
+    total = tl.zeros((1 if WIDE else BJ, BN), tl.float32)
+    hidden_ptr += row.to(tl.int64) * L
+    for at in tl.range(0, L, BJ):
+        hidden = tl.load(hidden_ptr + at + j, at + j < L, 0.0)
+        part = hidden[:, None] * as_float(w)
+        total += tl.sum(part, 0)[None, :] if WIDE else part
+        w_at += BJ * OUT
+        w = tl.load(w_at, (at + BJ + j < L)[:, None] & inside[None, :], 0.0)
     y = tl.sum(total, 0)
     if OUT_BIAS:
-        y += tl.load(out_bias + leaf * out + n, inside, 0.0).to(tl.float32)
-    tl.store(y_ptr + row.to(tl.int64) * out + n, y.to(y_ptr.dtype.element_ty), inside)
+        y += tl.load(out_bias + leaf * OUT + n, inside, 0.0).to(tl.float32)
+    tl.store(y_ptr + row.to(tl.int64) * OUT + n, y.to(y_ptr.dtype.element_ty), inside)

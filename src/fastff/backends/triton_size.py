@@ -69,7 +69,7 @@ def has_dependent_launch(device: int) -> bool:
 
 @functools.cache
 def _shared_memory(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def power_of_two(n: int) -> int:

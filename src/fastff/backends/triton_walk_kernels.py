@@ -7,8 +7,8 @@ and the walk through it is a few shifts. The top of a tree, or all of it, can al
 Blocks are 512 bytes wide, 16 for each lane of a warp, and one input meets many rows as (warps, 1, block) against
 (warps, rows / warps, block): Triton then gives both one layout, and converts neither.
 
-Launches are chained (programmatic dependent launch): a kernel begins while the one before it ends. Each calls
-`wait_in_turn` first: it waits for the kernel before it, and only then lets the next begin. So what the kernel before
+Launches are chained (programmatic dependent launch): a kernel begins while the one before it ends. Each waits for the
+kernel before it, and only then lets the next begin. So what the kernel before
 the last wrote is there before the wait; it is read from the second-level cache (".cg"), since the first may hold an
 older copy.
 """
@@ -57,11 +57,28 @@ def converted(w, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def wait_in_turn(PDL: tl.constexpr):
-    """Wait for the kernel before this one; then let the next begin."""
+def wait(PDL: tl.constexpr):
+    """Wait for the kernel before this one."""
     if PDL:
         gdc_wait()
+
+
+@triton.jit
+def let_next_begin(PDL: tl.constexpr):
+    """Let the programs of the next kernel begin. Call it after `wait`: see above.
+
+    Early, their start costs nothing; but they go where there is room, and if few multiprocessors have some, those get
+    too many. So a kernel that fills the GPU calls it late (13 us instead of 18; 768 wide, depth 5, batch 2048, H200).
+    """
+    if PDL:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait_in_turn(PDL: tl.constexpr):
+    """Wait for the kernel before this one; then let the next begin."""
+    wait(PDL)
+    let_next_begin(PDL)
 
 
 @triton.jit
@@ -240,7 +257,7 @@ def group(
     LISTED samples in it; beyond, whoever begins a new tile of LEAF_TILE samples notes that tile as extra work. The
     order within a list may differ from run to run; what is computed from it does not.
     """
-    wait_in_turn(PDL)
+    wait(PDL)
     t = tl.arange(0, BM)
     sample = tl.program_id(0) * BM + t
     real = sample < batch
@@ -283,6 +300,7 @@ def group(
         tl.store(leaf_ptr + sample, leaf.to(leaf_ptr.dtype.element_ty), real)
     else:
         leaf = tl.load(leaf_ptr + sample, real, 0).to(tl.int32)
+    let_next_begin(PDL)
     if LIST:
         place = tl.atomic_add(count_ptr + leaf, t * 0 + 1, real, sem="relaxed")
         tl.store(list_ptr + leaf.to(tl.int64) * batch + place, sample, real)
