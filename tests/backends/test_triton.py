@@ -21,11 +21,21 @@ def test_why_not():
             fastff.backend("triton")
 
 
-def test_describe():
-    layer = layer_of(768, 768, depth=5, leaf_width=1)
-    for batch, words in ((1, "one program a sample"), (2**16, "listed by leaf"), (2**21, "sorted by leaf")):
-        x = torch.empty(batch, 768, device="meta")
-        assert words in triton.describe(request(x, layer.tree, layer.leaves))
-    wide = layer_of(768, 768, depth=1, leaf_width=2048, device="meta", scale=1.0)
-    assert "spread over many programs" in triton.describe(request(x[:1], wide.tree, wide.leaves))
-    assert "spread over neurons and outputs" in triton.describe(request(x[:4096], wide.tree, wide.leaves))
+@pytest.mark.parametrize(
+    ("sizes", "batch", "words"),
+    [
+        ((128, 128, 3, 4), 2048, "tiles of 16 samples walk the tree"),
+        ((1024, 1024, 8, 16), 3, "one program a sample"),
+        ((4096, 4096, 6, 64), 1, "spread over many programs"),
+        ((768, 768, 8, 32), 2**14, "listed by leaf, and tiles of them go through both products of the leaf; "),
+        ((768, 768, 8, 32), 2**18, "sorted by leaf"),
+        ((4096, 4096, 5, 512), 4096, "spread over neurons and outputs"),
+    ],
+)
+def test_describe(sizes, batch, words):
+    features, out, depth, leaf_width = sizes
+    options = {"device": "meta", "dtype": torch.float32 if features == 128 else torch.bfloat16}
+    layer = fastff.FFF(features, out, depth=depth, leaf_width=leaf_width, **options).requires_grad_(False)
+    said = triton.describe(request(torch.empty(batch, features, **options), layer.tree, layer.leaves))
+    assert words in said
+    assert "us predicted (H200)" in said
