@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import tree as heap
+from .._torch import empty_strided_cpu
 from ..activations import Activation
 from ..tensors import Leaves, Tree, alias
 from ..validate import check_allocated, check_layer
@@ -113,9 +114,9 @@ class Plan:
 
     # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
     alike: Callable[..., bool] = staticmethod(lambda *_: False)
-    # For native_cache.py: gets the weights from a layer's parameters; the names of those that the layer does not have.
-    read: Callable[[Any], tuple[Tensor, ...]]
-    absent: Sequence[str]
+    # For native_cache.py: gets all parameters of a layer, first the `count` that it has, then those that are None.
+    read: Callable[[Any], tuple[Any, ...]]
+    count: int
 
     def __init__(self, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> None:
         lib = library()
@@ -135,6 +136,7 @@ class Plan:
         self.activation = activation
         self.out_features: int = leaves.out_weight.shape[-1] if leaves else 0
         self._row = self.in_features * self.dtype.itemsize  # bytes
+        self._strides = (self.out_features, 1)  # of the output
         self._pointers, self._layout = [*map(_data_ptr, weights)], _layout(weights)
         self._memory: list[torch.UntypedStorage] | None = [*map(_storage, weights)]
         self._references = [*map(weakref.ref, self._memory)]
@@ -176,7 +178,7 @@ class Plan:
     def run(self, x: Tensor) -> Tensor:
         """The hard pass of x (batch, in), contiguous."""
         batch, storage = x.shape[0], x.untyped_storage()  # which is alive until the call is over
-        y = x.new_empty(batch, self.out_features)
+        y = empty_strided_cpu((batch, self.out_features), self._strides, self.dtype)
         start, base = x.data_ptr(), storage.data_ptr()
         if not base <= start <= base + storage.nbytes() - batch * self._row:
             _refuse(x)
