@@ -47,7 +47,8 @@ INLINE void node_logits(const Layer& layer, const int64_t* node, const float* co
     }
     for (int p = 0; p < P; p++) {
         Nothing nothing;
-        linear<1>(w[p], (const E*)layer.node_bias + node[p] * n, n, x + p, layer.in, hidden, n, nothing);
+        linear<1>(w[p], n, x + p, layer.in, hidden, n, nothing);
+        scale_and_shift<1>(hidden, n, (const E*)nullptr, (const E*)layer.node_bias + node[p] * n, n);
         ACTIVATE[layer.activation](hidden, nullptr, n);
         const E* out = (const E*)layer.node_out_weight + node[p] * n;
         const float* h = hidden;

@@ -14,20 +14,33 @@ INLINE void with_type(const Layer& layer, F&& f) {
         f(bf16{});
 }
 
+// The same with the type of the leaves' weights.
+template <class F>
+INLINE void with_types(const Layer& layer, F&& f) {
+    with_type(layer, [&](auto e) {
+        if (layer.in_scale)
+            f(e, int8_t{});
+        else
+            f(e, e);
+    });
+}
+
 void descend_any(const Layer& layer, const void* x, int64_t count, int64_t* leaf, float* scratch) {
     with_type(layer, [&](auto e) { descend(layer, (const decltype(e)*)x, count, leaf, scratch); });
 }
 
 void visit_any(const Layer& layer, int64_t leaf, const int32_t* rows, int64_t count, const void* x, void* y,
                int64_t next, float* scratch) {
-    with_type(layer, [&](auto e) {
-        visit(layer, leaf, rows, count, (const decltype(e)*)x, (decltype(e)*)y, next, scratch);
+    with_types(layer, [&](auto e, auto q) {
+        visit<decltype(q)>(layer, leaf, rows, count, (const decltype(e)*)x, (decltype(e)*)y, next, scratch);
     });
 }
 
 void visit_part_any(const Layer& layer, int64_t leaf, const void* x, int64_t first, int64_t last, float* part,
                     float* scratch) {
-    with_type(layer, [&](auto e) { visit_part(layer, leaf, (const decltype(e)*)x, first, last, part, scratch); });
+    with_types(layer, [&](auto e, auto q) {
+        visit_part<decltype(q)>(layer, leaf, (const decltype(e)*)x, first, last, part, scratch);
+    });
 }
 
 void add_parts_any(const Layer& layer, int64_t leaf, const float* parts, int64_t count, void* y) {

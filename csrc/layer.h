@@ -7,7 +7,8 @@ namespace fastff {
 enum Activation : int32_t { relu, gelu, gelu_tanh, silu, tanh_, identity, swiglu, geglu };
 enum Dtype : int32_t { float32, bfloat16 };
 
-// Laid out as backends/native.py lays it out. A pointer is null where the layer has no such parameter.
+// Laid out as backends/native.py lays it out. A pointer is null where the layer has no such parameter. The weights of
+// leaves are int8 where they have scales; everything else has the layer's dtype.
 struct Layer {
     const void* node_weight;      // (nodes, n, in)
     const void* node_bias;        // (nodes, n)
@@ -19,6 +20,10 @@ struct Layer {
     const void* out_bias;         // (leaves, out)
     const void* gate_weight;      // (leaves, l, in)
     const void* gate_bias;        // (leaves, l)
+    // Of int8 leaves, in the layer's dtype: what a neuron multiplies its row of a weight by. Null for other leaves.
+    const void* in_scale;    // (leaves, l)
+    const void* out_scale;   // (leaves, l)
+    const void* gate_scale;  // (leaves, l)
     int64_t in, out, depth, leaf_width, node_width, leaves;
     Activation activation;
     Dtype dtype;

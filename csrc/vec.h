@@ -82,6 +82,18 @@ INLINE H to_16_bits(U a) {
 
 INLINE V widen(H a) { return (V)(to_32_bits(a) << 16); }
 
+// int8 numbers, as floats: exact.
+typedef int8_t B __attribute__((vector_size(W)));
+INLINE V widen(B a) {
+#if defined(__AVX512F__)
+    return (V)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)a));
+#elif defined(__AVX2__)
+    return (V)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((int64_t)a)));
+#else
+    return __builtin_convertvector(a, V);
+#endif
+}
+
 INLINE V load(const float* p) {
     V v;
     memcpy(&v, p, sizeof v);
@@ -89,6 +101,12 @@ INLINE V load(const float* p) {
 }
 INLINE V load(const bf16* p) {
     H v;
+    memcpy(&v, p, sizeof v);
+    return widen(v);
+}
+
+INLINE V load(const int8_t* p) {
+    B v;
     memcpy(&v, p, sizeof v);
     return widen(v);
 }
@@ -111,6 +129,12 @@ INLINE V load(const bf16* p, int n) {
     memcpy(&v, p, 2 * n);
     return widen(v);
 #endif
+}
+
+INLINE V load(const int8_t* p, int n) {
+    B v = {};
+    memcpy(&v, p, n);
+    return widen(v);
 }
 
 // To nearest even; a NaN stays one.

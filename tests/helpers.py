@@ -11,6 +11,7 @@ from torch import nn
 import fastff
 from fastff.activations import function
 from fastff.backends import Request
+from fastff.tensors import Leaves
 
 ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"]
 
@@ -88,11 +89,17 @@ def smallest_share(model, x):
 def plain_leaf(layer, x, j):
     """One leaf in plain torch, in the dtype of the layer."""
     act = function(layer.activation)
-    bias = [None if b is None else b[j] for b in (layer.leaf_in_bias, layer.leaf_gate_bias, layer.leaf_out_bias)]
-    hidden = F.linear(x, layer.leaf_in_weight[j], bias[0])
-    gate = None if layer.leaf_gate_weight is None else F.linear(x, layer.leaf_gate_weight[j], bias[1])
+    own = Leaves._make(None if t is None else t[j].to(x.dtype) for t in layer.leaves)
+
+    def first(weight, bias, scale):
+        if scale is None:
+            return F.linear(x, weight, bias)
+        return F.linear(x, weight) * scale + (0 if bias is None else bias)
+
+    hidden = first(own.in_weight, own.in_bias, own.in_scale)
+    gate = None if own.gate_weight is None else first(own.gate_weight, own.gate_bias, own.gate_scale)
     hidden = act(hidden) if gate is None else act(gate) * hidden
-    return F.linear(hidden, layer.leaf_out_weight[j].T, bias[2])
+    return F.linear(hidden if own.out_scale is None else hidden * own.out_scale, own.out_weight.T, own.out_bias)
 
 
 def plain_hard(layer, x, route):

@@ -11,6 +11,17 @@ _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 has_transforms = torch._C._are_functorch_transforms_active  # as in_transform, but also of what a compiler traces
 
+# How compiled code allocates, by (sizes, strides, dtype): in 0.7 us, where Tensor.new_empty takes 1.1 us (EPYC).
+try:
+    from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # its stub lacks it
+except ImportError:
+
+    def _empty_strided_cpu(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
+
+
+empty_strided_cpu: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = _empty_strided_cpu
+
 
 def is_exporting() -> bool:
     """Whether torch.export traces. Asked of the flag itself: torch 2.11 answers yes under torch.compile too."""

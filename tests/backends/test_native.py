@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import fastff
 from fastff.activations import function
-from fastff.backends import native, reference
-from fastff.tensors import Leaves
+from fastff.backends import native, ops, reference
+from fastff.tensors import Leaves, Tree
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, plain_hard, relative_error, request
 
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 BUILT = not isinstance(native.library(), str)
 needs_library = pytest.mark.skipif(not BUILT, reason=f"native backend {native.status()}")
 DTYPES = [torch.float32, torch.bfloat16]
+leaf_kinds = pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
 
 
 def instruction_sets():
@@ -55,8 +57,11 @@ def _poisoned(monkeypatch):
     torch.use_deterministic_algorithms(before)
 
 
-def layer_of(*sizes, **options):
-    return make(*sizes, **({"dtype": torch.float32, "scale": 2.0} | options)).eval().requires_grad_(False)
+def layer_of(*sizes, int8=False, **options):
+    layer = make(*sizes, **({"dtype": torch.float32, "scale": 2.0} | options)).eval().requires_grad_(False)
+    if int8:
+        fastff.quantize_(layer)
+    return layer
 
 
 def hard(layer, x):
@@ -84,6 +89,7 @@ def test_is_loaded_where_it_must_be():
 
 
 @needs_library
+@leaf_kinds
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
@@ -96,17 +102,17 @@ def test_is_loaded_where_it_must_be():
         ((96, 400), 63, 0, 32, {}),
     ],
 )
-def test_error_is_that_of_plain_torch(isa, dtype, activation, sizes, batch, depth, leaf_width, options):
+def test_error_is_that_of_plain_torch(isa, dtype, activation, sizes, batch, depth, leaf_width, options, int8):
     """And the leaves of float64, wherever its logits are above rounding."""
-    layer = layer_of(*sizes, depth=depth, leaf_width=leaf_width, activation=activation, dtype=dtype, **options)
-    exact = layer_of(*sizes, depth=depth, leaf_width=leaf_width, activation=activation, dtype=torch.float64, **options)
-    exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    options = {"depth": depth, "leaf_width": leaf_width, "activation": activation, "dtype": dtype, **options}
+    layer = layer_of(*sizes, int8=int8, **options)
+    tree = Tree._make(None if t is None else t.double() for t in layer.tree)
     x = torch.randn(batch, sizes[0]).to(dtype)
     y, leaf = hard(layer, x)
     assert y.dtype == dtype
-    route = reference.route(x.double(), exact.tree, activation)
+    route = reference.route(x.double(), tree, activation)
     visited = torch.tensor([[node for node, _ in path(j, depth)] for j in route.tolist()], dtype=torch.int64)
-    logits = reference.node_logits(x.double(), exact.tree, activation).gather(1, visited)
+    logits = reference.node_logits(x.double(), tree, activation).gather(1, visited)
     clear = (logits.abs() > 1e-5).all(-1)  # bfloat16 is added up in float32, too
     assert clear.sum() > 0.9 * batch
     assert torch.equal(leaf[clear], route[clear])
@@ -134,11 +140,12 @@ def test_activations(isa, activation):
 
 
 @needs_library
+@leaf_kinds
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_depends_on_itself_alone(isa, dtype):
+def test_a_row_depends_on_itself_alone(isa, dtype, int8):
     """Bit by bit, whatever the rows beside it, how many they are and which of them share its leaf."""
     for depth in (0, 2, 9):
-        layer = layer_of(70, 50, depth=depth, leaf_width=13, dtype=dtype)
+        layer = layer_of(70, 50, depth=depth, leaf_width=13, dtype=dtype, int8=int8)
         x = torch.randn(97, 70).to(dtype)
         y, leaf = hard(layer, x)
         for rows in (torch.randperm(97), torch.arange(3, 60, 7), torch.zeros(11, dtype=torch.int64)):
@@ -148,8 +155,9 @@ def test_a_row_depends_on_itself_alone(isa, dtype):
 
 
 @needs_library
-def test_bad_values_stay_in_their_row(isa):
-    layer = layer_of(70, 50, depth=5, leaf_width=13)
+@leaf_kinds
+def test_bad_values_stay_in_their_row(isa, int8):
+    layer = layer_of(70, 50, depth=5, leaf_width=13, int8=int8)
     x = torch.randn(40, 70)
     y, leaf = hard(layer, x)
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -166,10 +174,11 @@ def test_bad_values_stay_in_their_row(isa):
 
 
 @needs_library
+@leaf_kinds
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_skewed_leaves(isa, dtype):
+def test_skewed_leaves(isa, dtype, int8):
     """A popular leaf, alone and beside rare ones, on one thread and on several."""
-    layer = layer_of(70, 50, depth=6, leaf_width=32, dtype=dtype)
+    layer = layer_of(70, 50, depth=6, leaf_width=32, dtype=dtype, int8=int8)
     x = torch.randn(700, 70).to(dtype)
     for leaf in (torch.full((700,), 5), torch.randint(64, (700,)).clamp(max=3), torch.arange(700) % 64):
         torch.set_num_threads(1)
@@ -181,11 +190,12 @@ def test_skewed_leaves(isa, dtype):
 
 
 @needs_library
+@leaf_kinds
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("openmp", [True, False])
-def test_threads_share_a_row(isa, dtype, openmp):
+def test_threads_share_a_row(isa, dtype, openmp, int8):
     """Fewer rows than threads: the sum is added up in parts, always the same ones; with torch's threads or without."""
-    layer = layer_of(1100, 900, depth=1, leaf_width=941, dtype=dtype)  # work for seven threads in one row
+    layer = layer_of(1100, 900, depth=1, leaf_width=941, dtype=dtype, int8=int8)  # work for seven threads in one row
     lib = native.library()
     if not openmp:
         lib.fastff_use_openmp(None)
@@ -276,6 +286,47 @@ def test_why_not():
     reasons = []
     torch.func.vmap(lambda row: reasons.append(native.why_not(request(row[None], tree, leaves, "relu"))) or row)(x)
     assert "transform" in reasons[0]
+
+
+@needs_library
+@leaf_kinds
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_every_width_of_a_leaf(isa, dtype, activation, int8):
+    """A leaf on its own: all neurons, the last few columns and the last few features."""
+    for leaf_width, in_features, out_features in ((1, 3, 1), (2, 17, 66), (4, 64, 64), (7, 31, 127), (33, 1025, 1030)):
+        layer = layer_of(in_features, out_features, depth=1, leaf_width=leaf_width, activation=activation, dtype=dtype,
+                         int8=int8)  # fmt: skip
+        x = torch.randn(63, in_features).to(dtype)
+        y, leaf = hard(layer, x)
+        assert_error(layer, x, leaf, y)
+
+
+@needs_library
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+@torch.no_grad()
+def test_a_plan_of_int8_leaves_follows_its_parameters(activation):
+    """Every weight and every scale, replaced in turn, in the layer's plan and in the compiler's operation."""
+    layer, x = layer_of(9, 7, depth=2, leaf_width=3, activation=activation, int8=True), torch.randn(5, 9)
+
+    def check():
+        plain = Tree._make(layer.tree), Leaves._make(layer.leaves)
+        expected = reference.hard(x, *plain, activation)[0]
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), expected)
+            torch.testing.assert_close(ops.hard(x, *layer.tree, *layer.leaves, activation), expected)
+        assert layer._plans.plan is not None
+
+    check()
+    names = [name for name, p in layer.named_parameters() if name.endswith(("_scale", "_weight"))]
+    assert len(names) == (7 if activation == "swiglu" else 5)
+    for name in names:
+        getattr(layer, name).data = getattr(layer, name).data.flip(0)  # elsewhere
+        check()
+        getattr(layer, name).data.neg_()  # in place
+        check()
+    layer.leaf_in_scale.data = torch._neg_view(layer.leaf_in_scale.data)
+    torch.testing.assert_close(layer(x), reference.hard(x, layer.tree, layer.leaves, activation)[0])
 
 
 @needs_library

@@ -41,8 +41,13 @@ struct Array {
             dtype == float32 ? std::memcpy(&bytes[4 * i], &bits, 4) : std::memcpy(&bytes[2 * i], &upper, 2);
         }
     }
+    // int8 numbers.
+    explicit Array(int64_t count) : values(count), bytes(new char[count]) {
+        for (int64_t i = 0; i < count; i++) values[i] = bytes[i] = int8_t(generator());
+    }
     const void* data() const { return bytes.get(); }
     double operator[](int64_t i) const { return values.empty() ? 0 : values[i]; }
+    double scale(int64_t i) const { return values.empty() ? 1 : values[i]; }
 };
 
 double act(Activation activation, double x) {
@@ -66,7 +71,7 @@ struct Case {
     Layer layer{};
     int64_t batch, threads;
     Array node_weight, node_bias, node_out_weight, node_out_bias, in_weight, in_bias, out_weight, out_bias, gate_weight,
-        gate_bias, x;
+        gate_bias, in_scale, out_scale, gate_scale, x;
 
     Case() {
         layer.dtype = Dtype(pick({0, 1}));
@@ -86,7 +91,7 @@ struct Case {
             threads = 5;
         }
         layer.leaves = int64_t(1) << layer.depth;
-        bool bias = generator() % 3 > 0, gated = layer.activation >= swiglu;
+        bool bias = generator() % 3 > 0, gated = layer.activation >= swiglu, int8 = generator() % 2;
         int64_t nodes = layer.leaves - 1, n = layer.node_width, l = layer.leaf_width;
         auto make = [&](const void*& pointer, Array& array, bool there, int64_t count, double scale) {
             if (there) array = Array(count, scale, layer.dtype);
@@ -96,19 +101,25 @@ struct Case {
         make(layer.node_bias, node_bias, true, nodes * n, 1);
         make(layer.node_out_weight, node_out_weight, n > 1, nodes * n, 1);
         make(layer.node_out_bias, node_out_bias, n > 1, nodes, 1);
-        make(layer.in_weight, in_weight, true, layer.leaves * l * layer.in, 1);
+        auto make_weight = [&](const void*& weight, Array& array, const void*& scale, Array& scales, int64_t features) {
+            if (!int8) return make(weight, array, true, layer.leaves * l * features, 1);
+            array = Array(layer.leaves * l * features);
+            weight = array.data();
+            make(scale, scales, true, layer.leaves * l, 1. / 128);
+        };
+        make_weight(layer.in_weight, in_weight, layer.in_scale, in_scale, layer.in);
         make(layer.in_bias, in_bias, bias, layer.leaves * l, 1);
-        make(layer.out_weight, out_weight, true, layer.leaves * l * layer.out, 1);
+        make_weight(layer.out_weight, out_weight, layer.out_scale, out_scale, layer.out);
         make(layer.out_bias, out_bias, bias, layer.leaves * layer.out, 1);
-        make(layer.gate_weight, gate_weight, gated, layer.leaves * l * layer.in, 1);
+        if (gated) make_weight(layer.gate_weight, gate_weight, layer.gate_scale, gate_scale, layer.in);
         make(layer.gate_bias, gate_bias, gated && bias, layer.leaves * l, 1);
         x = Array(batch * layer.in, 2, layer.dtype);
     }
 
-    Sum dot(const Array& weight, const Array& bias, int64_t row, int64_t b) const {
+    Sum dot(const Array& weight, const Array& scale, const Array& bias, int64_t row, int64_t b) const {
         Sum sum = {bias[row], std::fabs(bias[row])};
         for (int64_t k = 0; k < layer.in; k++) {
-            double term = weight[row * layer.in + k] * x[b * layer.in + k];
+            double term = scale.scale(row) * weight[row * layer.in + k] * x[b * layer.in + k];
             sum.value += term;
             sum.size += std::fabs(term);
         }
@@ -119,10 +130,10 @@ struct Case {
     double rounding(int64_t terms) const { return 1.2e-7 * double(terms + 20) * 1.5; }
 
     Sum logit(int64_t node, int64_t b) const {
-        if (layer.node_width == 1) return dot(node_weight, node_bias, node, b);
+        if (layer.node_width == 1) return dot(node_weight, {}, node_bias, node, b);
         Sum sum = {node_out_bias[node], std::fabs(node_out_bias[node])};
         for (int64_t i = node * layer.node_width; i < (node + 1) * layer.node_width; i++) {
-            Sum hidden = dot(node_weight, node_bias, i, b);
+            Sum hidden = dot(node_weight, {}, node_bias, i, b);
             sum.value += act(layer.activation, hidden.value) * node_out_weight[i];
             sum.size += hidden.size * std::fabs(node_out_weight[i]);
         }
@@ -145,16 +156,17 @@ struct Case {
         for (int64_t c = leaf * layer.out; c < (leaf + 1) * layer.out; c++)
             sums.push_back({out_bias[c], std::fabs(out_bias[c])});
         for (int64_t i = leaf * layer.leaf_width; i < (leaf + 1) * layer.leaf_width; i++) {
-            Sum hidden = dot(in_weight, in_bias, i, b);
+            Sum hidden = dot(in_weight, in_scale, in_bias, i, b);
             if (layer.gate_weight) {
-                Sum gate = dot(gate_weight, gate_bias, i, b);
+                Sum gate = dot(gate_weight, gate_scale, gate_bias, i, b);
                 hidden = {act(layer.activation, gate.value) * hidden.value, 2 * gate.size * hidden.size};
             } else {
                 hidden.value = act(layer.activation, hidden.value);
             }
             for (int64_t c = 0; c < layer.out; c++) {
-                sums[c].value += hidden.value * out_weight[i * layer.out + c];
-                sums[c].size += hidden.size * std::fabs(out_weight[i * layer.out + c]);
+                double weight = out_scale.scale(i) * out_weight[i * layer.out + c];
+                sums[c].value += hidden.value * weight;
+                sums[c].size += hidden.size * std::fabs(weight);
             }
         }
         return sums;
@@ -162,9 +174,10 @@ struct Case {
 
     std::string name() const {
         char text[200];
-        std::snprintf(text, sizeof text, "%s dtype %d act %d in %d out %d depth %d l %d n %d batch %d threads %d",
-                      fastff_isa(), layer.dtype, layer.activation, int(layer.in), int(layer.out), int(layer.depth),
-                      int(layer.leaf_width), int(layer.node_width), int(batch), int(threads));
+        std::snprintf(text, sizeof text, "%s dtype %d%s act %d in %d out %d depth %d l %d n %d batch %d threads %d",
+                      fastff_isa(), layer.dtype, layer.in_scale ? " int8" : "", layer.activation, int(layer.in),
+                      int(layer.out), int(layer.depth), int(layer.leaf_width), int(layer.node_width), int(batch),
+                      int(threads));
         return text;
     }
 };

@@ -176,6 +176,21 @@ def test_gradients_reach_what_is_not_int8():
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.skipif("native" not in available(), reason="native backend not built")
+def test_native_kernels_read_int8():
+    """In both of its dtypes, with gradients and without."""
+    for dtype in (torch.float32, torch.bfloat16):
+        layer, x = int8_layer(dtype=dtype), torch.randn(7, 13, dtype=dtype)
+        assert fastff.explain(layer, x).backend == "native"
+        grads = []
+        for backend in ("native", "aten"):
+            with fastff.backend(backend):
+                given = x.clone().requires_grad_()
+                layer(given).square().sum().backward()
+            grads.append(given.grad)
+        torch.testing.assert_close(*grads)
+
+
 def test_compiled_and_exported():
     layer, x = int8_layer().requires_grad_(False), torch.randn(7, 13)
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x))

@@ -2,9 +2,9 @@
 
 A few rows descend the tree together; the batch is then sorted by leaf, and each leaf reads its weights once for all of
 its rows. Threads, which are torch's own, share a single row if its leaf is large. Weights are read where torch keeps
-them, in float32 or bfloat16; every sum is a float32 one. A neuron that is 0, as half of them are behind relu, has its
-output weights left unread where few rows share a leaf (an infinite or NaN weight there has no effect). Nothing here is
-differentiable; visited.py adds the gradient.
+them, in float32 or bfloat16, in leaves also int8; every sum is a float32 one. A neuron that is 0, as half of them are
+behind relu, has its output weights left unread where few rows share a leaf (an infinite or NaN weight there has no
+effect). Nothing here is differentiable; visited.py adds the gradient.
 """
 
 import ctypes
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from .. import tree as heap
+from .._torch import empty_strided_cpu
 from ..activations import Activation
-from ..tensors import FLOAT_LEAVES, TREE_PARAMETERS, Leaves, Tree, alias
+from ..tensors import Leaves, Tree, alias
 from ..validate import check_allocated, check_layer
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
 from .request import Kind, Request
@@ -30,7 +31,6 @@ _ACTIVATIONS = {
     name: code for code, name in enumerate(["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"])
 }
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-_POINTERS = (*TREE_PARAMETERS, *FLOAT_LEAVES)
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
@@ -41,7 +41,8 @@ _NO_TREE, _NO_LEAVES = (None,) * len(Tree._fields), (None,) * len(Leaves._fields
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((f"node_{name}", ctypes.c_void_p) for name in Tree._fields),
+        *((name, ctypes.c_void_p) for name in Leaves._fields),
         *((name, ctypes.c_int64) for name in _SIZES),
         ("activation", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
@@ -91,8 +92,6 @@ def why_not(request: Request) -> str:
         return "only has the hard pass"
     if isinstance(lib := library(), str):
         return lib
-    if request.is_int8:
-        return "has no kernels for int8 leaves yet"
     # The sizes last: a tracer's are symbols, which a comparison would fix.
     reason = request.why_no_kernel("cpu", tuple(_DTYPES))
     return reason or ("counts rows in 32 bits" if len(request.x) >= 2**31 else "")
@@ -115,9 +114,9 @@ class Plan:
 
     # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
     alike: Callable[..., bool] = staticmethod(lambda *_: False)
-    # For native_cache.py: gets the weights from a layer's parameters; the names of those that the layer does not have.
-    read: Callable[[Any], tuple[Tensor, ...]]
-    absent: Sequence[str]
+    # For native_cache.py: gets all parameters of a layer, first the `count` that it has, then those that are None.
+    read: Callable[[Any], tuple[Any, ...]]
+    count: int
 
     def __init__(self, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> None:
         lib = library()
@@ -126,7 +125,9 @@ class Plan:
         tree, leaves = tree and alias(tree), leaves and alias(leaves)
         tensors = [*(tree or _NO_TREE), *(leaves or _NO_LEAVES)]
         weights = [t for t in tensors if t is not None]
-        empty = weights[0].new_empty(0, weights[0].shape[-1])
+        self.dtype: torch.dtype = tree.weight.dtype if tree else leaves.dtype  # type: ignore[union-attr]  # one is given
+        self.in_features: int = weights[0].shape[-1]
+        empty = weights[0].new_empty(0, self.in_features, dtype=self.dtype)
         check_layer(empty, tree, leaves, activation)
         kind: Kind = "visit" if tree is None else "route" if leaves is None else "hard"
         if reason := why_not(Request.make(kind, empty, tree, leaves, activation)):
@@ -134,14 +135,14 @@ class Plan:
         num_leaves = len(tree.weight) + 1 if tree else len(weights[0])
         self.activation = activation
         self.out_features: int = leaves.out_weight.shape[-1] if leaves else 0
-        self.dtype, self.in_features = weights[0].dtype, weights[0].shape[-1]
         self._row = self.in_features * self.dtype.itemsize  # bytes
+        self._strides = (self.out_features, 1)  # of the output
         self._pointers, self._layout = [*map(_data_ptr, weights)], _layout(weights)
         self._memory: list[torch.UntypedStorage] | None = [*map(_storage, weights)]
         self._references = [*map(weakref.ref, self._memory)]
         self._bytes = [*map(_nbytes, self._memory)]
         self._layer = _Layer(
-            *(None if t is None else t.data_ptr() for t in tensors[: len(_POINTERS)]),
+            *(None if t is None else t.data_ptr() for t in tensors),
             self.in_features,
             self.out_features,
             heap.depth_of(num_leaves) if tree else 0,
@@ -177,7 +178,7 @@ class Plan:
     def run(self, x: Tensor) -> Tensor:
         """The hard pass of x (batch, in), contiguous."""
         batch, storage = x.shape[0], x.untyped_storage()  # which is alive until the call is over
-        y = x.new_empty(batch, self.out_features)
+        y = empty_strided_cpu((batch, self.out_features), self._strides, self.dtype)
         start, base = x.data_ptr(), storage.data_ptr()
         if not base <= start <= base + storage.nbytes() - batch * self._row:
             _refuse(x)

@@ -19,6 +19,7 @@ from .choice import chosen
 from .request import Request
 
 _NAMES, _NODES = (*TREE_PARAMETERS, *LEAF_PARAMETERS), len(TREE_PARAMETERS)
+_NONE = (None,) * len(_NAMES)
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -40,11 +41,12 @@ class PlanCache:
         if plan is None:
             return None
         try:
-            weights = plan.read(parameters)
-            for name in plan.absent:
-                if parameters[name] is not None:
-                    raise KeyError(name)
-        except KeyError:  # the layer got a parameter, or a parametrization took one
+            found = plan.read(parameters)
+        except KeyError:  # a parametrization took one
+            self.plan = None
+            return None
+        weights = found[: plan.count]
+        if found[plan.count :] != _NONE[plan.count :]:  # the layer got a parameter
             self.plan = None
             return None
         if not plan.alike(x, *weights):
@@ -81,10 +83,9 @@ class PlanCache:
             return None
         plan = native.Plan(tree, leaves, activation).let_go()
         # Kept with the plan, so that a thread that replaces it cannot mix them.
-        plan.read = itemgetter(*(name for name, t in zip(_NAMES, tensors, strict=True) if t is not None))
-        # Scales belong to int8 weights, which are looked at above.
-        absent = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
-        plan.absent = [name for name in absent if not name.endswith("_scale")]
+        missing = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
+        plan.read = itemgetter(*(name for name in _NAMES if name not in missing), *missing)
+        plan.count = len(present)
         self.plan = plan
         return plan
 
