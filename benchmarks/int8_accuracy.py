@@ -128,7 +128,7 @@ def measure_mnist(o: argparse.Namespace, done: Callable[[Row], bool], save: Save
     with progress("mnist", sum(map(len, cells.values())), unit="models") as advance:
         for title, group in cells.items():
             begin = time.perf_counter()
-            models, x, y = trained([case for _, case in group], dataset, lambda text: advance(0, text=text))  # noqa: B023
+            models, x, y = trained([case for _, case in group], dataset, lambda text: advance(0, text=text))
             seconds = round((time.perf_counter() - begin) / len(group), 1)
             for (row, _), layer in zip(group, models, strict=True):
                 found = compare(*converted(layer), x.split(2000), logits, accuracy_for(y), agreement)
@@ -201,16 +201,14 @@ def measure_minilm(o: argparse.Namespace, done: Callable[[Row], bool], save: Sav
     with progress("minilm", len(missing), unit="models") as advance:
         for row, model, dense, held in minilm_models(minilm, missing):
             original = minilm.embed(dense, held)
-            found = compare(
-                model,
-                copy.deepcopy(dense),
-                held,
-                minilm.embed,
-                lambda ours: (ours * original).sum(1).double().mean().item(),  # noqa: B023
-                minilm.overlap,
-            )
+            found = compare(model, copy.deepcopy(dense), held, minilm.embed, cosine_to(original), minilm.overlap)
             save(row | {"inputs": len(original)} | found | {"seconds": row["seconds"]})
             advance(text=f"{row['depth']} x {row['leaf_width']}")
+
+
+def cosine_to(original: Tensor) -> Callable[[Tensor], float]:
+    """The mean cosine of embeddings of length 1 to the original ones."""
+    return lambda ours: (ours * original).sum(1).double().mean().item()
 
 
 def minilm_models(minilm: Any, missing: Sequence[tuple[Row, argparse.Namespace]]) -> Iterator[tuple[Any, ...]]:
