@@ -199,10 +199,10 @@ def measure_minilm(o: argparse.Namespace, done: Callable[[Row], bool], save: Sav
             if not done(row):
                 missing.append((row, wanted))
     with progress("minilm", len(missing), unit="models") as advance:
-        for row, model, dense, held in minilm_models(minilm, missing):
+        for row, model, dense, held, seconds in minilm_models(minilm, missing):
             original = minilm.embed(dense, held)
             found = compare(model, copy.deepcopy(dense), held, minilm.embed, cosine_to(original), minilm.overlap)
-            save(row | {"inputs": len(original)} | found | {"seconds": row["seconds"]})
+            save(row | {"inputs": len(original)} | found | {"seconds": seconds})
             advance(text=f"{row['depth']} x {row['leaf_width']}")
 
 
@@ -212,7 +212,7 @@ def cosine_to(original: Tensor) -> Callable[[Tensor], float]:
 
 
 def minilm_models(minilm: Any, missing: Sequence[tuple[Row, argparse.Namespace]]) -> Iterator[tuple[Any, ...]]:
-    """For each row: the row, the model fitted and distilled, the original, and held-out batches."""
+    """For each row: the row, the model fitted and distilled, the original, held-out batches, seconds of fitting."""
     if not missing:
         return
     dense, tokenizer = minilm.load(missing[0][1].model)
@@ -224,8 +224,8 @@ def minilm_models(minilm: Any, missing: Sequence[tuple[Row, argparse.Namespace]]
         if o.steps:
             arguments = {"teacher": dense, "loss": minilm.distance, "steps": o.steps, "rate": o.rate}
             fastff.distill_(model, report, train, **arguments)
-        row["seconds"] = round(time.perf_counter() - begin, 1)
-        yield row, model.eval(), dense, minilm.batches(tokenizer, held_out, 32)
+        seconds = round(time.perf_counter() - begin, 1)
+        yield row, model.eval(), dense, minilm.batches(tokenizer, held_out, 32), seconds
 
 
 # Rows
