@@ -85,10 +85,21 @@ def test_a_broken_quantisation_shows(broken, monkeypatch):
 def test_a_changed_node_counts_as_rerouted():
     layer, x = layer_and_data()
     other = copy.deepcopy(layer)
-    assert int8_accuracy.rerouted(layer, other, [x]) == 0
+    assert int8_accuracy.rerouted(layer, other, [x]) == (0, 0)
     other.node_weight.data[0] *= -1  # the root sends every input to the other half
     other.node_bias.data[0] *= -1
-    assert int8_accuracy.rerouted(layer, other, [x]) == len(x)
+    assert int8_accuracy.rerouted(layer, other, [x]) == (len(x), 0)
+
+
+def test_a_tie_is_told_apart():
+    layer, x = layer_and_data()
+    layer.node_weight.data[0], layer.node_bias.data[0] = 0, 1e-9
+    layer.node_weight.data[0, :2] = torch.tensor([1.0, -1.0])  # the root's logit: x[0] - x[1] + 1e-9
+    x[:, 0], x[:, 1] = 1, 0
+    x[0, 1] = 1
+    other = copy.deepcopy(layer)
+    other.node_bias.data[0] = -1e-9
+    assert int8_accuracy.rerouted(layer, other, [x]) == (1, 1)
 
 
 def test_a_save_that_changes_a_weight_is_found(monkeypatch):
