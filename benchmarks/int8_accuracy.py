@@ -69,7 +69,7 @@ def rerouted(model: nn.Module, quantised: nn.Module, data: Sequence[Any]) -> tup
         moved = x[leaf(layer, x) != leaf(twins[name], x)]
         count += len(moved)
         if len(moved):
-            answer, _ = tree_answer(moved, layer.tree, layer.leaves, layer.activation)
+            answer, _ = tree_answer(moved, layer.tree, layer.leaves, str(layer.activation))
             ties += len(moved) - len(answer.rows)
 
     with watch_inputs(fff_layers(model), see):
@@ -154,7 +154,7 @@ def measure_mnist(o: argparse.Namespace, done: Callable[[Row], bool], save: Save
                 advance(text=title)
 
 
-def trained(cases: Sequence[Any], dataset: Any, say: Callable[[str], None]) -> tuple[list[nn.Module], Tensor, Tensor]:
+def trained(cases: Sequence[Any], dataset: Any, say: Callable[[str], None]) -> tuple[list[Any], Tensor, Tensor]:
     """A trained layer for each case, as `fastff reproduce` scores it, and the test data."""
     from fastff_reproduce.loop import Training
 
@@ -164,11 +164,12 @@ def trained(cases: Sequence[Any], dataset: Any, say: Callable[[str], None]) -> t
         say(f"{cases[0].title}: epoch {training.epoch} of {training.most_epochs}, {training.describe()}")
     if training.watch.reasons:
         raise SystemExit(f"{cases[0].title} diverged: {training.watch.reasons}.")
+    assert training.generalised is not None  # the goal of these cases is G_A
     state = training.generalised.state
     return [copy.deepcopy(training.ensemble.member(i, state)) for i in range(len(cases))], *training.samples.test
 
 
-def converted(layer: nn.Module) -> tuple[nn.Module, nn.Module]:
+def converted(layer: fastff.FFF) -> tuple[nn.Module, nn.Module]:
     """A trained layer in a model that `fastff.save` takes, and that model before its surgery."""
     first, second = (
         nn.Linear(layer.in_features, layer.training_width),
