@@ -1,9 +1,9 @@
-"""Tables of the examples: minilm.csv, language.csv and language_choice.csv."""
+"""Tables of trained models: minilm.csv, language.csv, language_choice.csv and int8_accuracy.csv."""
 
 import json
 from collections.abc import Callable
 
-from rows import Row, read, table
+from rows import Row, matching, mean, read, table
 
 FAMILIES = {"gpt2": "GPT-2", "llama": "Llama"}
 PARTS = [(part, batch) for part in ("blocks", "model") for batch in (1, 32)]
@@ -92,9 +92,37 @@ def language_choice() -> str:
     return table(["FFF, 8 leaves of 128, changed by", *FAMILIES.values()], body)
 
 
+def int8_mnist() -> str:
+    """Test accuracy in float32, and in brackets what int8 leaves add to it: means over seeds."""
+    rows = matching("int8_accuracy", part="mnist")
+    widths, leaves = ({int(row[name]) for row in rows} for name in ("width", "leaf_width"))
+    body = []
+    for leaf in sorted(leaves, reverse=True):
+        cells = []
+        for width in sorted(widths):
+            seeds = matching("int8_accuracy", part="mnist", width=width, leaf_width=leaf)
+            cells.append(f"{mean(seeds, 'float32'):.2f} ({mean(seeds, 'difference'):+.2f})")
+        body.append([str(leaf), *cells])
+    return table(["leaf width", *(f"w = {width}" for width in sorted(widths))], body)
+
+
+def int8_minilm() -> str:
+    header = ["FFF", "steps", "cosine, float32", "cosine, int8", "difference", "neighbours changed", "FFF layers, MB"]
+    order = sorted(matching("int8_accuracy", part="minilm"), key=lambda row: (-int(row["width"]), int(row["steps"])))
+    body = []
+    for row in order:
+        before, after = (int(row[f"bytes_{dtype}"]) / 1e6 for dtype in ("float32", "int8"))
+        cells = [row["steps"], f"{float(row['float32']):.4f}", f"{float(row['int8']):.4f}"]
+        cells += [f"{float(row['difference']):+.5f}", f"{100 * float(row['changed']):.1f} %"]
+        body.append([tree(row), *cells, f"{before:.1f} to {after:.1f}"])
+    return table(header, body)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "minilm": minilm,
     "language": language,
     "language-speed": language_speed,
     "language-choice": language_choice,
+    "int8-mnist": int8_mnist,
+    "int8-minilm": int8_minilm,
 }
