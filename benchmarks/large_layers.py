@@ -11,8 +11,11 @@ Every output is checked against float64 before its time counts. All models of a 
 
 import argparse
 import csv
+import math
 import sys
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -54,6 +57,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, default=300, help="sweep: number of sizes (300)")
     parser.add_argument("--seed", type=int, default=0, help="sweep: seed of the sizes (0)")
     parser.add_argument("--processes", type=int, default=16, help="sweep: processes that compile; 0: none (16)")
+    parser.add_argument(
+        "--compile-seconds", type=float, default=3600, help="sweep: leave out what is not compiled then"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="measure no further cell after this time")
     parser.add_argument("--commit", default="", help="commit of the rows; by default the checkout's")
     parser.add_argument("--tiny", action="store_true", help="small layers, for a try")
     options = parser.parse_args(given)
@@ -79,15 +86,20 @@ def finished(path: Path, where: Row, part: str) -> dict[str, list[Row]]:
     return found
 
 
-def run(part: str, cells: Sequence[Cell], done: dict[str, list[Row]], where: Row, save: Callable) -> list[Row]:
-    """The rows of all cells. A cell that raises gets a row that says so, and the others go on while the device does."""
+def run(
+    part: str, cells: Sequence[Cell], done: dict[str, list[Row]], where: Row, save: Callable, end: float = math.inf
+) -> list[Row]:
+    """The rows of all cells, up to a time by the monotonic clock.
+
+    A cell that raises gets a row that says so, and the others go on while the device does.
+    """
     rows: list[Row] = []
     with progress(part, len(cells), unit="cells") as advance:
         for cell in cells:
             advance(0, text=cell.title)
             if cell.title in done:
                 rows += done[cell.title]
-            else:
+            elif time.monotonic() < end:
                 fresh = [where | each for each in _measured(part, cell)]
                 save(fresh)
                 rows += fresh
@@ -122,8 +134,10 @@ def main() -> None:
         raise SystemExit(f"{options.part} has no cell with {options.match!r} in its title.")
     done = finished(options.output, where, options.part) if options.resume else {}
     if options.part == "sweep":
-        large_sweep.compile_ahead(options, [cell.title for cell in cells if cell.title not in done])
-    rows = run(options.part, cells, done, where, lambda fresh: options.output and append(options.output, fresh))
+        ready = large_sweep.compile_ahead(options, [cell.title for cell in cells if cell.title not in done])
+        cells = [cell for cell in cells if cell.title in ready or cell.title in done]
+    save = partial(append, options.output) if options.output else lambda rows: None
+    rows = run(options.part, cells, done, where, save, time.monotonic() + options.seconds)
     print(part.summary(rows))
 
 

@@ -1,14 +1,11 @@
 """Random sizes: an FFF beside the dense layer of its training width and a dense layer of as many neurons.
 
-The sizes are seeded. Kernels of all sizes are compiled ahead, by processes that run each layer once: Triton keeps what
-it compiles in a folder that all processes share. The output of every FFF is checked against float64 at some samples.
+The sizes are seeded. Kernels of all sizes are compiled ahead. The output of every FFF is checked against float64 at
+some samples.
 """
 
 import argparse
-import concurrent.futures
 import math
-import multiprocessing
-import os
 import random
 import statistics
 import warnings
@@ -16,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from compile_ahead import chosen, compile_all
 from large_cells import Cell, Entry, Row, dense_entry, lines, number, rows_of, time_all
 
 from fastff import activations
@@ -24,7 +22,6 @@ from fastff.bench.case import lacking
 from fastff.bench.measuring import own_stream
 from fastff.bench.models import Problem
 from fastff.bench.workbench import Workbench
-from fastff.progress import progress
 
 DTYPES = ("bfloat16", "float16", "float32")
 MOST_BYTES, MOST_US = 12e9, 20e3  # of the weights; of a call of the dense layer, by estimate
@@ -97,39 +94,13 @@ def measure(case: Case, options: argparse.Namespace) -> list[Row]:
     return rows_of("sweep", str(case), found)
 
 
-def compile_ahead(options: argparse.Namespace, wanted: Sequence[str]) -> None:
-    """Compile the kernels of the cells with these titles in several processes."""
+def compile_ahead(options: argparse.Namespace, wanted: Sequence[str]) -> set[str]:
+    """Compile the kernels of the cells with these titles in several processes: the titles of those that are ready."""
     sizes = [case for case in cases(options) if str(case) in wanted]
     if options.device != "cuda" or not options.processes or not sizes:
-        return
-    # Large ones first, so that no process is left with one at the end.
-    sizes.sort(key=lambda case: -case.parameter_bytes)
-    context = multiprocessing.get_context("spawn")
-    count = min(options.processes, os.cpu_count() or 1, len(sizes))
-    with (
-        concurrent.futures.ProcessPoolExecutor(count, context) as pool,
-        progress("compiling", len(sizes), unit="sizes") as advance,
-    ):
-        for future in concurrent.futures.as_completed([pool.submit(run_once, case) for case in sizes]):
-            error = future.exception()  # a process that died; the main one compiles what is left
-            advance(text=str(error) if error else future.result())
-
-
-def run_once(case: Case) -> str:
-    """Run the layer of a case once. What fails here is measured and recorded later."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            problem = Problem(case, inputs=1)
-            with torch.inference_mode():
-                problem.layer(problem.inputs[0])
-            torch.cuda.synchronize()
-        except Exception as error:  # a compiler may raise anything
-            return f"{case}: {type(error).__name__}"
-        finally:
-            problem = None
-            torch.cuda.empty_cache()
-    return ""
+        return set(wanted)
+    ready = compile_all([chosen(case) for case in sizes], options.processes, options.compile_seconds)
+    return {str(job.case) for job in ready}
 
 
 def summary(rows: Sequence[Row]) -> str:

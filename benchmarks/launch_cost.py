@@ -12,28 +12,27 @@ the predicted way takes than the fastest one.
 """
 
 import argparse
-import concurrent.futures
 import csv
 import functools
 import json
 import math
-import multiprocessing
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import large_sweep
 import large_table
 import torch
+from compile_ahead import Job, compile_all, run_way, size_in_words
 from csv_rows import about, append
 from torch import Tensor
 
 import fastff
-from fastff.backends import triton_cost, triton_hard, triton_tile
-from fastff.backends.triton_choice import Launch, launches
+from fastff.backends import triton_cost, triton_tile
+from fastff.backends.triton_choice import launches
 from fastff.backends.triton_size import Size
 from fastff.bench import Case, presets
 from fastff.bench.correctness import judge, tree_answer
@@ -47,25 +46,6 @@ MOST_BYTES = 4e9  # of the weights of a random size
 CHECKED = 32  # samples of each output
 HOPELESS = 3  # times the predicted best: ways beyond are not timed
 SIZE = ("in", "out", "leaf_width", "depth", "batch", "activation", "dtype")
-
-
-class Job(NamedTuple):
-    """A way to run a case. `launch` is triton_hard's or, for tiny layers, triton_tile's."""
-
-    case: Case
-    is_int8: bool
-    kind: str  # "random", or the name of a set of sizes
-    way: str
-    launch: Launch | triton_tile.Launch | None  # None: a dense layer
-    is_default: bool
-
-
-def size_in_words(case: Case, is_int8: bool) -> Size:
-    gated = fastff.activations.is_gated(case.activation)
-    return Size(
-        case.batch, case.in_features, case.out_features, case.depth, case.leaf_width, 1, gated, case.itemsize,
-        1 if is_int8 else case.itemsize,
-    )  # fmt: skip
 
 
 def named_cases() -> list[tuple[str, Case, bool]]:
@@ -155,73 +135,6 @@ def _vary(size: Size, way: str, launch: Any, draw: random.Random) -> Any:
         sums = tile * block * (1 + size.gated) * 4
         if not other.grouped or (max(first, second) <= 190 * 1024 and sums <= 256 * 128 * other.leaf_warps // 4):
             return other
-
-
-def run_way(job: Job, x: Tensor, tree: Tree, leaves: Leaves) -> tuple[Tensor, Tensor]:
-    hard: Any = triton_tile.hard if job.way == "tiny" else triton_hard.hard
-    return hard(x, tree, leaves, job.case.activation, job.launch)
-
-
-def compile_job(job: Job) -> str:
-    """Compile the kernels of a job, and run none: tensors have no memory. Returns what went wrong."""
-    _only_compile()
-    case = job.case
-    layer = fastff.FFF(
-        case.in_features, case.out_features, depth=case.depth, leaf_width=case.leaf_width, activation=case.activation,
-        device="meta", dtype=case.torch_dtype,
-    ).eval()  # fmt: skip
-    leaves = layer.leaves
-    if job.is_int8:
-        leaves = int8_on(leaves)
-    try:
-        run_way(
-            job, torch.empty(case.batch, case.in_features, device="meta", dtype=case.torch_dtype), layer.tree, leaves
-        )
-    except Exception as error:  # a compiler may raise anything
-        return f"{job.case} {job.way}: {type(error).__name__}: {error}"[:300]
-    return ""
-
-
-def int8_on(leaves: Leaves) -> Leaves:
-    """Leaves of these shapes, as int8 with scales."""
-    weights = {name: getattr(leaves, name) for name in ("in_weight", "out_weight", "gate_weight")}
-    found = leaves._asdict()
-    for name, weight in weights.items():
-        if weight is not None:
-            found[name] = torch.empty_like(weight, dtype=torch.int8)
-            found[name.replace("weight", "scale")] = torch.empty_like(weight[..., 0])
-    return Leaves(**found)
-
-
-@functools.cache
-def _only_compile() -> None:
-    """From here on, this process compiles kernels and launches none."""
-    from triton.runtime.jit import JITFunction
-
-    run = JITFunction.run
-    JITFunction.run = lambda self, *args, warmup, **options: run(self, *args, warmup=True, **options)
-
-
-def compile_all(jobs: Sequence[Job], processes: int, seconds: float) -> set[Job]:
-    """Compile in several processes, for at most so many seconds: the jobs that are ready."""
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(processes, context)
-    futures = {pool.submit(compile_job, job): job for job in jobs if job.launch is not None}
-    ready = {job for job in jobs if job.launch is None}
-    with progress("compiling", len(futures), unit="launches") as advance:
-        try:
-            for future in concurrent.futures.as_completed(futures, timeout=seconds):
-                advance()
-                if future.exception() or future.result():
-                    print(future.exception() or future.result(), flush=True)
-                else:
-                    ready.add(futures[future])
-        except TimeoutError:
-            print(f"{len(ready)} of {len(jobs)} are ready after {seconds:.0f} s", flush=True)
-    for process in list(pool._processes.values()):
-        process.kill()
-    pool.shutdown(wait=False, cancel_futures=True)
-    return ready
 
 
 def measure(options: argparse.Namespace) -> None:
