@@ -120,7 +120,7 @@ def test_why_not():
     assert "nodes of width 1" in reason(128, 128, 2, 8, node_width=2)
     assert "depth 8 at most" in reason(128, 128, 9, 1)
     assert "fit into registers" in reason(4096, 10, 2, 1)
-    assert "leaves of 192 blocks" in reason(768, 64, 2, 32)
+    assert "leaves of 128 blocks" in reason(768, 64, 2, 32)
 
 
 def test_choice_of_the_way():

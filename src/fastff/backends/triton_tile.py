@@ -19,7 +19,7 @@ from ..tensors import Leaves, Tree
 from .triton_size import Size, has_dependent_launch, power_of_two, size_of
 
 _DEEPEST = 8
-_MOST_BLOCKS = 192  # of 16 bytes a thread: a leaf is unrolled
+_MOST_BLOCKS = 128  # of 16 bytes a thread: a leaf is unrolled
 _ROOM = 53  # blocks of 16 bytes, which the registers of a thread hold besides all else
 _TILE = 16  # samples: 2048 of them keep 128 multiprocessors busy
 
