@@ -224,7 +224,6 @@ def _row(job: Job, us: float, note: str) -> dict[str, object]:
 
 def fit(options: argparse.Namespace) -> None:
     import numpy
-    from scipy.optimize import nnls
 
     with options.rows.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["us"] and _is_current(row)]
@@ -245,11 +244,13 @@ def fit(options: argparse.Namespace) -> None:
             names = sorted({name for each in found for name in each})
             matrix = numpy.array([[each.get(name, 0) for name in names] for each in found])
             us = numpy.array([us for _, us, _ in given])
+            best = numpy.array([min(t for w, t in sizes[key].items() if w != "FF") for _, _, key in given])
             kept = numpy.array([key not in held for _, _, key in given])
-            both = []
-            for chosen in (kept, kept | True):  # for the errors; for the constants
-                solution, _ = nnls(matrix[chosen] / us[chosen, None], numpy.ones(chosen.sum()))
-                both.append(solution)
+            # What counts is who is fastest: a way that is far behind counts less. And sizes that people use count more.
+            named = numpy.array([1 if key[-1] == "random" else 3 for _, _, key in given])
+            weight = named * best / us
+            # For the errors; for the constants.
+            both = [solve(matrix[chosen], us[chosen], weight[chosen]) for chosen in (kept, kept | True)]
             if (~kept).any():
                 error = matrix[~kept] @ both[0] / us[~kept]
                 print(f"# {way}, {size_bytes} bytes: {len(given)} sizes; predicted / measured of those held out: "
@@ -280,6 +281,21 @@ def fit(options: argparse.Namespace) -> None:
         print("# FF", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
 
 
+def solve(matrix: Any, us: Any, weight: Any) -> Any:
+    """Constants >= 0 whose sums are close to the times, by the logarithm of their ratio; outliers count less."""
+    import numpy
+    from scipy.optimize import least_squares, nnls
+
+    start, _ = nnls(matrix / us[:, None], numpy.ones(len(us)))
+    scale = 1 / (matrix.max(0) + 1e-30)
+
+    def error(constants: Any) -> Any:
+        return numpy.sqrt(weight) * numpy.log((matrix @ (constants * scale) + 1e-3) / us)
+
+    start = start / scale + 1e-3
+    return least_squares(error, start, bounds=(0, numpy.inf), loss="soft_l1", f_scale=0.3).x * scale
+
+
 def _is_current(row: dict[str, str]) -> bool:
     """Whether the row was measured with today's launch parameters. Rows from before they changed do not count."""
     size, way = size_of_key((*(row[name] for name in SIZE), row["weights"], "")), row["way"]
@@ -291,7 +307,7 @@ def _is_current(row: dict[str, str]) -> bool:
 
 def _changed(launch: Any) -> str:
     """The parameters of a launch that differ from the defaults. Others have no effect, or are as always."""
-    unimportant = ("per",)  # few samples more or less
+    unimportant = ("per", "splits", "product_tile", "product_k")  # a few microseconds more or less
     default = type(launch)(launch[0]) if isinstance(launch, triton_tile.Launch) else type(launch)()
     found = {name: value for name, value in launch._asdict().items() if value != getattr(default, name)}
     return json.dumps({name: value for name, value in found.items() if name not in unimportant})

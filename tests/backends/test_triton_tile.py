@@ -121,6 +121,7 @@ def test_why_not():
     assert "depth 8 at most" in reason(128, 128, 9, 1)
     assert "fit into registers" in reason(4096, 10, 2, 1)
     assert "leaves of 128 blocks" in reason(768, 64, 2, 32)
+    assert "leaves of 128 blocks" in reason(64, 536, 8, 17, torch.bfloat16)  # 5 kB of spilled registers, 88 us
 
 
 def test_choice_of_the_way():
@@ -240,7 +241,8 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 for fan_in, fan_out, depth, width, activation, dtype in [
     (128, 128, 2, 32, "relu", F32), (128, 128, 7, 1, "relu", F32), (784, 10, 4, 8, "relu", F32),
     (784, 10, 7, 1, "relu", F32), (37, 29, 3, 20, "geglu", F32), (1000, 4, 8, 1, "swiglu", F32),
-    (128, 128, 2, 32, "relu", BF16), (784, 10, 4, 8, "relu", BF16), (200, 128, 2, 20, "swiglu", F16),
+    (128, 128, 2, 32, "relu", BF16), (784, 10, 4, 8, "relu", BF16), (200, 128, 2, 14, "swiglu", F16),
+    (450, 1216, 6, 4, "identity", BF16),
 ]:
     layer = fastff.FFF(
         fan_in, fan_out, depth=depth, leaf_width=width, activation=activation, device="meta", dtype=dtype

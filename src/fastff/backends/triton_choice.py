@@ -84,12 +84,11 @@ def _alone(size: Size) -> Launch:
 def _spread(size: Size) -> Launch:
     """The leaf of one sample spread over programs."""
     few = size.batch * size.leaf_width <= 1024
-    # A program has as many bytes on their way, whatever the weights are.
-    launch = Launch(spread=True, block=4 if few else 8 * max(1, size.bytes // size.weight_bytes))
+    launch = Launch(spread=True, block=4 if few else 8)
     if size.batch < 24:
         return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
     # Beyond this many columns, sums and weights of 16 rows leave the registers.
-    n = min(2048 // size.weight_bytes, power_of_two(size.out))
+    n = min(2048 // size.bytes, power_of_two(size.out))
     return launch._replace(n=n, out_k=min(16, power_of_two(size.leaf_width)))
 
 

@@ -57,13 +57,13 @@ def quantities(size: Size, way: str, launch: Launch) -> dict[str, float]:
             * (_odd(row) * (row * size.batch + numbers * size.bytes) + _odd(out_row) * out_row * size.batch),
         }
     tiles = size.used_leaves + size.batch / launch.leaf_tile if launch.grouped else size.batch
-    # A program reads its part of a leaf piece after piece; all programs share the cache.
+    # A program reads its part of a leaf piece after piece; a leaf that several programs read is in the cache.
     share = min(1, launch.block / size.leaf_width) if launch.spread else 1
     # Rows that do not begin at multiples of 16 bytes are read number by number.
     odd = size.leaf_width * ((1 + size.gated) * _odd(row) * size.features + _odd(out_row) * size.out)
     found |= {
         "program_kb": 1e-3 * share * size.leaf_bytes,
-        "cache_mb": 1e-6 * tiles * size.leaf_bytes,
+        "reread_mb": 1e-6 * (tiles - size.used_leaves) * size.leaf_bytes,
         "odd_mb": 1e-6 * (tiles * odd * size.weight_bytes + size.batch * (_odd(row) * row + _odd(out_row) * out_row)),
         "odd_kb": 1e-3 * share * odd * size.weight_bytes,
     }
@@ -92,6 +92,7 @@ def _walk(size: Size, launch: Launch, row: int) -> dict[str, float]:
         "round_kb": 1e-3 * below * row * size.node_width,
         "nodes_mb": 1e-6 * size.batch * below * row * size.node_width,
         "top_gflop": 2e-9 * size.batch * products * size.features,
+        "top_mb": 1e-6 * products * row,
         "splits": launch.splits > 0,
     }
 
@@ -100,46 +101,53 @@ def _walk(size: Size, launch: Launch, row: int) -> dict[str, float]:
 # fmt: off
 CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
     ("alone", 2): {
-        "cache_mb": 0.0943, "call": 1.93, "memory_mb": 0.167, "nodes_mb": 0.184, "odd_kb": 0.0281, "odd_mb": 0.0942,
-        "program_kb": 0.0194, "rounds": 1.22,
+        "call": 2.51, "memory_mb": 0.223, "nodes_mb": 0.183, "odd_kb": 0.0198, "odd_mb": 0.154, "program_kb": 0.0238,
+        "reread_mb": 0.087, "round_kb": 0.0109, "rounds": 0.96,
     },
     ("alone", 4): {
-        "cache_mb": 0.0825, "call": 2.05, "memory_mb": 0.27, "nodes_mb": 0.0651, "odd_kb": 0.015, "odd_mb": 0.0311,
-        "program_kb": 0.00784, "round_kb": 0.256, "rounds": 0.435,
+        "call": 1.95, "memory_mb": 0.336, "nodes_mb": 0.0672, "odd_kb": 0.016, "odd_mb": 0.0411, "program_kb": 0.0093,
+        "reread_mb": 0.0816, "round_kb": 0.212, "rounds": 0.493,
     },
     ("dense", 2): {
-        "call": 18, "gflop": 0.181, "hidden_mb": 2.31, "memory_mb": 0.151, "nodes_mb": 0.849, "odd_mb": 0.457,
-        "round_kb": 0.167, "splits": 7.95, "top_gflop": 15.9, "weights_mb": 0.21,
+        "call": 18, "gflop": 0.709, "hidden_mb": 2.21, "memory_mb": 0.0441, "nodes_mb": 1.41e-18, "odd_mb": 1.55,
+        "round_kb": 0.531, "rounds": 3.62e-29, "splits": 9.12, "top_gflop": 26.7, "top_mb": 6.13e-20,
+        "weights_mb": 0.169,
     },
     ("spread", 2): {
-        "cache_mb": 0.121, "call": 4.7, "memory_mb": 0.182, "nodes_mb": 0.167, "odd_mb": 0.302, "round_kb": 0.112,
-        "rounds": 0.755,
+        "call": 6.25, "memory_mb": 0.3, "nodes_mb": 0.154, "odd_kb": 9.39e-16, "odd_mb": 0.4, "program_kb": 5.05e-22,
+        "reread_mb": 0.114, "round_kb": 0.0862, "rounds": 0.424,
     },
     ("spread", 4): {
-        "cache_mb": 0.0981, "call": 5.19, "memory_mb": 0.206, "nodes_mb": 0.134, "odd_kb": 0.0176, "odd_mb": 0.00855,
-        "round_kb": 0.16, "rounds": 0.275,
+        "call": 5.46, "memory_mb": 0.302, "nodes_mb": 0.119, "odd_kb": 9.76e-19, "odd_mb": 0.00193,
+        "program_kb": 0.0328, "reread_mb": 0.0935, "round_kb": 0.187, "rounds": 0.0809,
     },
     ("spread tiles", 2): {
-        "call": 9.82, "gflop": 6.59, "memory_mb": 0.103, "odd_kb": 0.239, "odd_mb": 0.957, "program_kb": 0.0223,
-        "round_kb": 1.1, "rounds": 2.2, "splits": 1.92, "top_gflop": 2.58,
+        "call": 11.6, "gflop": 1.18, "memory_mb": 0.187, "nodes_mb": 0.0537, "odd_kb": 0.269, "odd_mb": 0.735,
+        "program_kb": 0.00763, "reread_mb": 0.0866, "round_kb": 1.1, "rounds": 1.82, "splits": 1.22, "tiles": 9.39,
+        "top_gflop": 2.54, "top_mb": 5.09,
     },
     ("spread tiles", 4): {
-        "call": 14.9, "gflop": 40.5, "odd_kb": 0.012, "odd_mb": 0.328, "round_kb": 1.47, "tiles": 6.39,
+        "call": 8.13, "gflop": 10.7, "memory_mb": 9.59e-17, "nodes_mb": 0.1, "odd_kb": 8.15e-22, "odd_mb": 0.896,
+        "program_kb": 5.92e-21, "reread_mb": 0.562, "round_kb": 1.57, "rounds": 1, "splits": 1.24e+33,
+        "tiles": 1.1e-24, "top_gflop": 1e+27, "top_mb": 1e+27,
     },
     ("tiles", 2): {
-        "call": 8.51, "gflop": 7.23, "memory_mb": 0.052, "nodes_mb": 0.356, "odd_kb": 0.0992, "odd_mb": 0.558,
-        "program_kb": 0.0142, "round_kb": 0.778, "rounds": 1.99, "splits": 8.1, "top_gflop": 0.53,
+        "call": 9.18, "gflop": 3.94, "memory_mb": 0.156, "nodes_mb": 0.0372, "odd_kb": 0.0661, "odd_mb": 0.683,
+        "program_kb": 0.0096, "reread_mb": 3.92e-24, "round_kb": 0.841, "rounds": 1.6, "splits": 7.32,
+        "tiles": 9.8e-22, "top_gflop": 0.586, "top_mb": 6.26,
     },
     ("tiles", 4): {
-        "cache_mb": 0.0255, "call": 10.5, "gflop": 0.801, "nodes_mb": 0.37, "odd_kb": 0.131, "odd_mb": 0.223,
-        "program_kb": 0.00874, "round_kb": 1.01, "tiles": 31.6,
+        "call": 12.3, "gflop": 6.37e-08, "memory_mb": 0.031, "nodes_mb": 0.333, "odd_kb": 0.113, "odd_mb": 0.326,
+        "program_kb": 1.71e-11, "reread_mb": 0.162, "round_kb": 0.924, "rounds": 1.16e-35, "splits": 3.98e+32,
+        "tiles": 33.2, "top_gflop": 1e+27, "top_mb": 1e+27,
     },
     ("tiny", 2): {
-        "call": 3.31, "nodes_mb": 0.104, "odd_kb": 0.0903, "odd_mb": 0.34, "round_kb": 0.95, "rounds": 0.627,
+        "call": 2.92, "memory_mb": 1.22, "nodes_mb": 2.44e-20, "odd_kb": 0.64, "odd_mb": 1.3e-17,
+        "program_kb": 2.59e-13, "reread_mb": 1.96e-16, "round_kb": 1.25, "rounds": 7.92e-13,
     },
     ("tiny", 4): {
-        "call": 1.3, "memory_mb": 0.222, "nodes_mb": 7.26e-05, "odd_kb": 0.141, "odd_mb": 0.209, "program_kb": 0.104,
-        "round_kb": 0.277, "rounds": 0.405,
+        "call": 1.33, "memory_mb": 0.239, "nodes_mb": 0.00468, "odd_kb": 0.127, "odd_mb": 0.197, "program_kb": 0.105,
+        "reread_mb": 5.3e-14, "round_kb": 0.187, "rounds": 0.408,
     },
 }
 # fmt: on

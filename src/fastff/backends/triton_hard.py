@@ -236,9 +236,9 @@ def _node_products(x: Tensor, tree: Tree, count: Tensor | None, launch: Launch) 
     z = torch.empty(launch.splits, batch, columns, dtype=torch.float32, device=x.device)
     grid = -(-batch // launch.product_tile), -(-columns // launch.product_nodes), launch.splits
     node_products[grid](
-        x, tree.weight, z, z if count is None else count, batch, (1 << launch.top) - 1, features, span,
+        x, tree.weight, z, z if count is None else count, batch, (1 << launch.top) - 1, span,
         0 if count is None else len(count),
-        COLUMNS=columns, BM=launch.product_tile, BN=launch.product_nodes, BK=k, EVEN=features % k == 0,
+        IN=features, COLUMNS=columns, BM=launch.product_tile, BN=launch.product_nodes, BK=k, EVEN=features % k == 0,
         STAGES=min(4, span // k), **_options(launch, 8 if launch.product_tile == 128 else 4),
     )  # fmt: skip
     return z

@@ -19,7 +19,7 @@ from ..tensors import Leaves, Tree
 from .triton_size import Size, has_dependent_launch, power_of_two, size_of
 
 _DEEPEST = 8
-_MOST_BLOCKS = 128  # of 16 bytes a thread: a leaf is unrolled
+_MOST_BLOCKS = 128  # of four numbers a thread: a leaf is unrolled, and more of it would leave the registers
 _ROOM = 53  # blocks of 16 bytes, which the registers of a thread hold besides all else
 _TILE = 16  # samples: 2048 of them keep 128 multiprocessors busy
 
@@ -59,7 +59,7 @@ def why_not(size: Size) -> str:
         return f"has tiles for trees of depth {_DEEPEST} at most; got {size.depth}"
     if shape.in_blocks + shape.out_registers + max(shape.neuron_blocks, shape.in_blocks) > _ROOM:
         return f"has tiles for rows that fit into registers; got {size.features} -> {size.out}, {size.bytes} bytes each"
-    blocks = size.leaf_width * shape.neuron_blocks
+    blocks = size.leaf_width * shape.neuron_blocks * (4 // size.bytes)
     if blocks > _MOST_BLOCKS:
         return f"has tiles for leaves of {_MOST_BLOCKS} blocks at most; got {blocks}"
     return ""

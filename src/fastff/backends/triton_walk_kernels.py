@@ -201,8 +201,8 @@ def read_logits(z_ptr, bias, sample, real, batch, LEVELS: tl.constexpr, COLUMNS:
 
 @triton.jit
 def node_products(
-    x_ptr, weight, z_ptr, count_ptr, batch, nodes, features, span, counters,
-    COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
+    x_ptr, weight, z_ptr, count_ptr, batch, nodes, span, counters,
+    IN: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The products of samples with the nodes at the top of the tree, over `span` features: one part of the logits.
@@ -218,15 +218,15 @@ def node_products(
     sample = tl.program_id(0) * BM + tl.arange(0, BM)
     node = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    x_row = x_ptr + tl.where(sample < batch, sample, 0).to(tl.int64)[:, None] * features
-    w_row = weight + tl.where(node < nodes, node, 0)[None, :] * features
+    x_row = x_ptr + tl.where(sample < batch, sample, 0).to(tl.int64)[:, None] * IN
+    w_row = weight + tl.where(node < nodes, node, 0)[None, :] * IN
     z = tl.zeros((BM, BN), tl.float32)
-    for at in tl.range(part * span, min(part * span + span, features), BK, num_stages=STAGES):
+    for at in tl.range(part * span, min(part * span + span, IN), BK, num_stages=STAGES):
         if EVEN:
             x = tl.load(x_row + at + k[None, :])
             w = tl.load(w_row + at + k[:, None], eviction_policy="evict_last")
         else:
-            inside = at + k < features
+            inside = at + k < IN
             x = tl.load(x_row + at + k[None, :], inside[None, :], 0.0)
             w = tl.load(w_row + at + k[:, None], inside[:, None], 0.0, eviction_policy="evict_last")
         z = tl.dot(x, w, z, input_precision="ieee")
