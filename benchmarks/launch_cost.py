@@ -255,7 +255,8 @@ def fit(options: argparse.Namespace) -> None:
                 error = matrix[~kept] @ both[0] / us[~kept]
                 print(f"# {way}, {size_bytes} bytes: {len(given)} sizes; predicted / measured of those held out: "
                       f"median {numpy.median(error):.2f}, {error.min():.2f} to {error.max():.2f}")  # fmt: skip
-            constants[way, size_bytes] = {name: float(f"{v:.3g}") for name, v in zip(names, both[1], strict=True)}
+            found_constants = zip(names, both[1], strict=True)
+            constants[way, size_bytes] = {name: float(f"{v:.3g}") for name, v in found_constants if v > 1e-6}
     print("CONSTANTS = {")
     for key, values in constants.items():
         print(f'    ("{key[0]}", {key[1]}): {json.dumps(values)},')

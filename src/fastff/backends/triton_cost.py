@@ -109,17 +109,16 @@ CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
         "reread_mb": 0.0816, "round_kb": 0.212, "rounds": 0.493,
     },
     ("dense", 2): {
-        "call": 18, "gflop": 0.709, "hidden_mb": 2.21, "memory_mb": 0.0441, "nodes_mb": 1.41e-18, "odd_mb": 1.55,
-        "round_kb": 0.531, "rounds": 3.62e-29, "splits": 9.12, "top_gflop": 26.7, "top_mb": 6.13e-20,
-        "weights_mb": 0.169,
+        "call": 18, "gflop": 0.709, "hidden_mb": 2.21, "memory_mb": 0.0441, "odd_mb": 1.55, "round_kb": 0.531,
+        "splits": 9.12, "top_gflop": 26.7, "weights_mb": 0.169,
     },
     ("spread", 2): {
-        "call": 6.25, "memory_mb": 0.3, "nodes_mb": 0.154, "odd_kb": 9.39e-16, "odd_mb": 0.4, "program_kb": 5.05e-22,
-        "reread_mb": 0.114, "round_kb": 0.0862, "rounds": 0.424,
+        "call": 6.25, "memory_mb": 0.3, "nodes_mb": 0.154, "odd_mb": 0.4, "reread_mb": 0.114, "round_kb": 0.0862,
+        "rounds": 0.424,
     },
     ("spread", 4): {
-        "call": 5.46, "memory_mb": 0.302, "nodes_mb": 0.119, "odd_kb": 9.76e-19, "odd_mb": 0.00193,
-        "program_kb": 0.0328, "reread_mb": 0.0935, "round_kb": 0.187, "rounds": 0.0809,
+        "call": 5.46, "memory_mb": 0.302, "nodes_mb": 0.119, "odd_mb": 0.00193, "program_kb": 0.0328,
+        "reread_mb": 0.0935, "round_kb": 0.187, "rounds": 0.0809,
     },
     ("spread tiles", 2): {
         "call": 11.6, "gflop": 1.18, "memory_mb": 0.187, "nodes_mb": 0.0537, "odd_kb": 0.269, "odd_mb": 0.735,
@@ -127,27 +126,23 @@ CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
         "top_gflop": 2.54, "top_mb": 5.09,
     },
     ("spread tiles", 4): {
-        "call": 8.13, "gflop": 10.7, "memory_mb": 9.59e-17, "nodes_mb": 0.1, "odd_kb": 8.15e-22, "odd_mb": 0.896,
-        "program_kb": 5.92e-21, "reread_mb": 0.562, "round_kb": 1.57, "rounds": 1, "splits": 1.24e+33,
-        "tiles": 1.1e-24, "top_gflop": 1e+27, "top_mb": 1e+27,
+        "call": 8.13, "gflop": 10.7, "nodes_mb": 0.1, "odd_mb": 0.896, "reread_mb": 0.562, "round_kb": 1.57,
+        "rounds": 1, "splits": 1.24e+33, "top_gflop": 1e+27, "top_mb": 1e+27,
     },
     ("tiles", 2): {
         "call": 9.18, "gflop": 3.94, "memory_mb": 0.156, "nodes_mb": 0.0372, "odd_kb": 0.0661, "odd_mb": 0.683,
-        "program_kb": 0.0096, "reread_mb": 3.92e-24, "round_kb": 0.841, "rounds": 1.6, "splits": 7.32,
-        "tiles": 9.8e-22, "top_gflop": 0.586, "top_mb": 6.26,
+        "program_kb": 0.0096, "round_kb": 0.841, "rounds": 1.6, "splits": 7.32, "top_gflop": 0.586, "top_mb": 6.26,
     },
     ("tiles", 4): {
-        "call": 12.3, "gflop": 6.37e-08, "memory_mb": 0.031, "nodes_mb": 0.333, "odd_kb": 0.113, "odd_mb": 0.326,
-        "program_kb": 1.71e-11, "reread_mb": 0.162, "round_kb": 0.924, "rounds": 1.16e-35, "splits": 3.98e+32,
-        "tiles": 33.2, "top_gflop": 1e+27, "top_mb": 1e+27,
+        "call": 12.3, "memory_mb": 0.031, "nodes_mb": 0.333, "odd_kb": 0.113, "odd_mb": 0.326, "reread_mb": 0.162,
+        "round_kb": 0.924, "splits": 3.98e+32, "tiles": 33.2, "top_gflop": 1e+27, "top_mb": 1e+27,
     },
     ("tiny", 2): {
-        "call": 2.92, "memory_mb": 1.22, "nodes_mb": 2.44e-20, "odd_kb": 0.64, "odd_mb": 1.3e-17,
-        "program_kb": 2.59e-13, "reread_mb": 1.96e-16, "round_kb": 1.25, "rounds": 7.92e-13,
+        "call": 2.92, "memory_mb": 1.22, "odd_kb": 0.64, "round_kb": 1.25,
     },
     ("tiny", 4): {
         "call": 1.33, "memory_mb": 0.239, "nodes_mb": 0.00468, "odd_kb": 0.127, "odd_mb": 0.197, "program_kb": 0.105,
-        "reread_mb": 5.3e-14, "round_kb": 0.187, "rounds": 0.408,
+        "round_kb": 0.187, "rounds": 0.408,
     },
 }
 # fmt: on
