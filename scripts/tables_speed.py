@@ -1,6 +1,8 @@
-"""Tables of times: inference.csv, train_step.csv and ensemble.csv."""
+"""Tables of times: inference.csv, large_layers.csv, cpu_layers.csv, train_step.csv and ensemble.csv."""
 
-from rows import Row, micro, one, read, table, times
+import statistics
+
+from rows import Row, matching, micro, one, read, table, times
 
 from fastff.bench.presets import TABLE1, TABLE3
 
@@ -69,16 +71,69 @@ def speed_gpu() -> str:
 
 
 def speed_large() -> str:
-    header = ["depth", "batch", "FFF", "dense", "MoE", "FFF over dense", "FFF over MoE", "times the byte floor"]
+    """The table of large_layers.py, in microseconds."""
+    models = ("FF", "FFF", "same neurons", "MoE", "grouped_mm")
+    header = ["in = out", "leaf width", "depth", "activation", "batch", "dense", "FFF", "same neurons", "MoE"]
+    header += ["grouped_mm", "FFF over dense", "times the byte floor"]
     body = []
-    for depth in (6, 9):
-        for batch in (1, 512, 8192):
-            what = {"device": "cuda", "in": 4096, "depth": depth, "batch": batch}
-            fff, dense, moe = (us("fastff bench regimes", model, **what) for model in ("FFF", "FF", "MoE"))
-            row = measured("fastff bench regimes", "FFF", **what)
-            assert row is not None
-            ratios = [dense / fff, moe / fff, float(row["times_floor"])]
-            body.append([str(depth), str(batch), *map(micro, (fff, dense, moe)), *map(times, ratios)])
+    for row in matching("large_layers", part="table", model="FFF"):
+        found = [one("large_layers", part="table", model=model, cell=row["cell"])["median_us"] for model in models]
+        size = [row[name] for name in ("in", "leaf_width", "depth", "activation", "batch")]
+        ratios = [times(float(row["speedup_dense"])), times(float(row["times_floor"]))]
+        body.append([*size, *(micro(float(found_us)) for found_us in found), *ratios])
+    return table(header, body)
+
+
+def speed_sweep() -> str:
+    """FFF over dense at the random sizes of large_layers.py: by dtype."""
+    body = []
+    for dtype in ("bfloat16", "float16", "float32"):
+        rows = [row for row in matching("large_layers", part="sweep", model="FFF", dtype=dtype) if row["speedup_dense"]]
+        ratios = [float(row["speedup_dense"]) for row in rows]
+        floors = [float(row["times_floor"]) for row in rows]
+        slower = sum(ratio < 1 for ratio in ratios)
+        shown = [statistics.median(ratios), min(ratios), statistics.median(floors)]
+        body.append([dtype, str(len(rows)), str(slower), *map(times, shown)])
+    return table(["dtype", "sizes", "slower than dense", "median", "worst", "median over the byte floor"], body)
+
+
+def speed_llama() -> str:
+    """A whole Llama as a CUDA graph, in milliseconds."""
+    body = []
+    for dense in matching("large_layers", part="llama", model="FF", mode="graph"):
+        cell = {"part": "llama", "cell": dense["cell"]}
+        trees = [one("large_layers", **cell, spread=spread) for spread in ("even", "one leaf")]
+        shown = [f"{float(row['median_us']) / 1e3:.2f}" for row in (dense, *trees)]
+        ratios = [times(float(row["speedup_dense"])) for row in trees]
+        body.append([f"{dense['batch']} x {dense['tokens']}", *shown, *ratios])
+    return table(["tokens", "dense", "even tree", "all in one leaf", "even over dense", "one leaf over dense"], body)
+
+
+def speed_int8() -> str:
+    """int8 and bfloat16 leaves over float32 on a CPU."""
+    body = []
+    for threads in (1, 2):
+        for depth in (8, 10):
+            for batch in (1, 256):
+                cell = {"part": "int8", "depth": depth, "batch": batch, "threads": threads}
+                found = {m: one("cpu_layers", **cell, model=m) for m in ("FFF", "FFF int8", "FFF bfloat16")}
+                us_of = [micro(float(row["median_us"])) for row in found.values()]
+                ratios = [times(float(found[m]["over_float32"])) for m in ("FFF int8", "FFF bfloat16")]
+                body.append([str(threads), str(depth), str(batch), *us_of, *ratios])
+    header = ["threads", "depth", "batch", "float32", "int8", "bfloat16", "int8 over float32", "bfloat16 over float32"]
+    return table(header, body)
+
+
+def speed_cpu_large() -> str:
+    """4096 wide on a CPU, beside dense layers: microseconds."""
+    body = []
+    for row in matching("cpu_layers", part="dense", model="FFF", threads=1, **{"in": 4096}):
+        other = [one("cpu_layers", part="dense", size=row["size"], threads=1, model=m) for m in ("FF", "same neurons")]
+        shown = [micro(float(r["median_us"])) if r["median_us"] else "-" for r in (row, *other)]
+        ratios = [times(float(row[name])) if row[name] else "-" for name in ("over_dense", "over_same_neurons")]
+        size = [f"{row['leaf_width']}, {row['depth']}, {row['activation']}", row["dtype"], row["batch"]]
+        body.append([*size, *shown, *ratios])
+    header = ["leaf width, depth", "dtype", "batch", "FFF", "dense", "same neurons", "over dense", "over same neurons"]
     return table(header, body)
 
 
@@ -147,6 +202,10 @@ TABLES = {
     "speed-cpu": speed_cpu,
     "speed-gpu": speed_gpu,
     "speed-large": speed_large,
+    "speed-sweep": speed_sweep,
+    "speed-llama": speed_llama,
+    "speed-int8": speed_int8,
+    "speed-cpu-large": speed_cpu_large,
     "speed-blocks": speed_blocks,
     "speed-table1": speed_table1,
     "speed-table3": speed_table3,
