@@ -69,7 +69,7 @@ def walk_launch(size: Size) -> Launch:
 def _masks(size: Size) -> bool:
     """Whether the hidden layers of all leaves fit into memory, and products take such weights.
 
-    Not float32: there the error of a library's product is up to 2.8 times that of a leaf alone.
+    Not float32: there a library's product has up to 2.8 times the error of a product with one leaf.
     """
     hidden = (1 + size.gated) * size.batch * size.leaves * size.leaf_width * size.bytes
     return hidden <= _MOST_HIDDEN and size.weight_bytes == size.bytes == 2

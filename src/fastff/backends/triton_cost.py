@@ -12,7 +12,7 @@ from .triton_size import Size
 
 
 class Choice(NamedTuple):
-    """The way that is predicted to be the fastest, and its time beside that of all leaves as dense products."""
+    """The way with the lowest predicted time, and the predicted time of running all leaves as dense products."""
 
     way: str
     launch: Launch

@@ -1,4 +1,4 @@
-"""The Triton kernel between two dense products with the neurons of all leaves: it keeps those of the own leaf."""
+"""The Triton kernel between two dense products over all leaves. It zeroes the neurons outside a sample's own leaf."""
 
 import triton
 import triton.language as tl

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .triton_activations import act
-from .triton_walk_kernels import converted, let_next_begin, wait, wait_in_turn
+from .triton_walk_kernels import let_next_begin, wait, wait_in_turn
 
 
 @triton.jit
@@ -72,13 +72,13 @@ def _hidden(
             inside = at + k < IN
             x = tl.load(x_row + at + k[None, :], real[:, None] & inside[None, :], 0.0)
             w = tl.load(w_row + at + k[:, None], inside[:, None], 0.0)
-        hidden = tl.dot(x, converted(w, x.dtype), hidden, input_precision=PRECISION)
+        hidden = tl.dot(x, w.to(x.dtype), hidden, input_precision=PRECISION)
         if GATED:
             if EVEN:
                 w = tl.load(g_row + at + k[:, None])
             else:
                 w = tl.load(g_row + at + k[:, None], (at + k < IN)[:, None], 0.0)
-            gate = tl.dot(x, converted(w, x.dtype), gate, input_precision=PRECISION)
+            gate = tl.dot(x, w.to(x.dtype), gate, input_precision=PRECISION)
     if INT8:
         hidden *= tl.load(in_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
     if IN_BIAS:
@@ -128,7 +128,7 @@ def leaf_tiles(
         for at in tl.range(0, OUT, BN, num_stages=STAGES):
             inside = at + n < OUT
             w = tl.load(w_row + at + n[None, :], inside_neuron[:, None] & inside[None, :], 0.0)
-            y = tl.dot(hidden, converted(w, hidden.dtype), input_precision=PRECISION)
+            y = tl.dot(hidden, w.to(hidden.dtype), input_precision=PRECISION)
             if INT8:
                 y *= 1 / 128
             if OUT_BIAS:
@@ -202,7 +202,7 @@ def group_output(
                     w = tl.load(w_row + at + n[None, :])
                 else:
                     w = tl.load(w_row + at + n[None, :], neurons[:, None] & inside[None, :], 0.0)
-                y = tl.dot(h, converted(w, h.dtype), input_precision=PRECISION)
+                y = tl.dot(h, w.to(h.dtype), input_precision=PRECISION)
                 if INT8:
                     y *= 1 / 128
                 if OUT_BIAS:
@@ -220,7 +220,7 @@ def group_output(
                     neurons = at + j < L
                     h = tl.load(h_row + at, real[:, None] & (at + j < ROW)[None, :], 0.0)
                     w = tl.load(w_row + at * OUT + n[None, :], neurons[:, None] & inside[None, :], 0.0)
-                y = tl.dot(h, converted(w, h.dtype), y, input_precision=PRECISION)
+                y = tl.dot(h, w.to(h.dtype), y, input_precision=PRECISION)
             if INT8:
                 y *= 1 / 128
             if OUT_BIAS:

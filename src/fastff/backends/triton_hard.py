@@ -145,7 +145,7 @@ def _descend(
         ROUND=rounds, BL=width, BLOCK=block, BN=min(1024, power_of_two(y.shape[1])),
         KEPT_NODE=_fits(x, (1 << rounds) * features, launch.warps), KEPT=_fits(x, width * features, launch.warps),
         WARPS=launch.warps,
-        # Programs that wait hinder those of a full GPU.
+        # On a full GPU, programs that wait take the place of others.
         EARLY=len(x) <= 128, **_options(launch, launch.warps),
     )  # fmt: skip
     return y

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from .triton_activations import act
-from .triton_walk_kernels import as_float, row_blocks, row_numbers, row_products, wait_in_turn, walk_round
+from .triton_walk_kernels import row_blocks, row_numbers, row_products, wait_in_turn, walk_round
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def descend(
                     r = begin + i
                     used = inside if L % UNROLL == 0 else inside & (r < L)
                     w = tl.load(out_weight + (leaf * L + r) * OUT + at + n, used, 0.0)
-                    y += tl.load(hidden_ptr + r) * as_float(w)
+                    y += tl.load(hidden_ptr + r) * w.to(tl.float32)
             tl.store(y_ptr + row * OUT + at + n, y.to(y_ptr.dtype.element_ty), inside)
 
 
@@ -149,7 +149,7 @@ def sample_output(
     hidden_ptr += row.to(tl.int64) * L
     for at in tl.range(0, L, BJ):
         hidden = tl.load(hidden_ptr + at + j, at + j < L, 0.0)
-        part = hidden[:, None] * as_float(w)
+        part = hidden[:, None] * w.to(tl.float32)
         total += tl.sum(part, 0)[None, :] if WIDE else part
         w_at += BJ * OUT
         w = tl.load(w_at, (at + BJ + j < L)[:, None] & inside[None, :], 0.0)

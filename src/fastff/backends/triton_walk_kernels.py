@@ -19,42 +19,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .triton_activations import act
 
-_HAS_ASSEMBLER = tl.constexpr(not triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def as_float(w):
-    """Weights as float32. A GPU converts integers at a quarter of its speed; to put bits together is faster.
-
-    The bits of 2**23 + u, for u of 8 bits, are those of 2**23 with u at their end: u = w + 128, which flips a bit of w.
-    """
-    if _HAS_ASSEMBLER and w.dtype == tl.int8:
-        wide = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 u, a, b, c, d;
-            xor.b32 u, $4, 0x80808080;
-            prmt.b32 a, u, 0x4B000000, 0x7540;
-            prmt.b32 b, u, 0x4B000000, 0x7541;
-            prmt.b32 c, u, 0x4B000000, 0x7542;
-            prmt.b32 d, u, 0x4B000000, 0x7543;
-            mov.b32 $0, a;
-            mov.b32 $1, b;
-            mov.b32 $2, c;
-            mov.b32 $3, d;
-            }""",
-            "=f,=f,=f,=f,r", [w], dtype=tl.float32, is_pure=True, pack=4,
-        )  # fmt: skip
-        wide -= 8388736.0  # 2**23 + 128
-    else:
-        wide = w.to(tl.float32)
-    return wide
-
-
-@triton.jit
-def converted(w, DTYPE: tl.constexpr):
-    """Weights as a product takes them."""
-    return w if w.dtype == DTYPE else as_float(w).to(DTYPE)
-
 
 @triton.jit
 def wait(PDL: tl.constexpr):
@@ -102,9 +66,9 @@ def row_products(
     """The scalar products of rows of x, KEPT as blocks in x or read from x_ptr, with rows of w."""
     if KEPT:
         w = row_blocks(w_ptr, rows, valid, WIDTH, BLOCK, EVICT)
-        total = x[0].to(tl.float32) * as_float(w[0])
+        total = x[0].to(tl.float32) * w[0].to(tl.float32)
         for at in tl.static_range(BLOCK, WIDTH, BLOCK):
-            total += x[at // BLOCK].to(tl.float32) * as_float(w[at // BLOCK])
+            total += x[at // BLOCK].to(tl.float32) * w[at // BLOCK].to(tl.float32)
     else:
         k = tl.arange(0, BLOCK)
         x_row = x_ptr + tl.expand_dims(x_rows.to(tl.int64), -1) * WIDTH
@@ -112,7 +76,7 @@ def row_products(
         total = (tl.expand_dims(rows, -1) + k).to(tl.float32) * 0
         for at in tl.range(0, WIDTH, BLOCK):
             one = tl.load(w_row + at + k, tl.expand_dims(valid, -1) & (at + k < WIDTH), 0.0, eviction_policy=EVICT)
-            total += as_float(one) * tl.load(x_row + at + k, at + k < WIDTH, 0.0).to(tl.float32)
+            total += one.to(tl.float32) * tl.load(x_row + at + k, at + k < WIDTH, 0.0).to(tl.float32)
     return tl.sum(total, -1)
 
 
