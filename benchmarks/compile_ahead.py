@@ -29,11 +29,11 @@ class Job(NamedTuple):
     is_int8: bool
     kind: str  # "random", or the name of a set of sizes
     way: str
-    launch: Launch | triton_tile.Launch | None  # None: a dense layer
+    launch: Launch | triton_tile.TileLaunch | None  # None: a dense layer
     is_default: bool
 
 
-def size_in_words(case: Case, is_int8: bool) -> Size:
+def size_of_case(case: Case, is_int8: bool) -> Size:
     gated = fastff.activations.is_gated(case.activation)
     return Size(
         case.batch, case.in_features, case.out_features, case.depth, case.leaf_width, 1, gated, case.itemsize,
@@ -43,7 +43,7 @@ def size_in_words(case: Case, is_int8: bool) -> Size:
 
 def chosen(case: Case) -> Job:
     """The way that `auto` takes."""
-    size = size_in_words(case, False)
+    size = size_of_case(case, False)
     choice = fastest(size)
     launch = triton_tile.choose(size, True) if choice.way == "tiny" else choice.launch._replace(pdl=True)
     return Job(case, False, "", choice.way, launch, True)
@@ -62,27 +62,14 @@ def compile_job(job: Job) -> str:
         case.in_features, case.out_features, depth=case.depth, leaf_width=case.leaf_width, activation=case.activation,
         device="meta", dtype=case.torch_dtype,
     ).eval()  # fmt: skip
-    leaves = layer.leaves
     if job.is_int8:
-        leaves = int8_on(leaves)
+        fastff.quantize_(layer.requires_grad_(False))
     try:
-        run_way(
-            job, torch.empty(case.batch, case.in_features, device="meta", dtype=case.torch_dtype), layer.tree, leaves
-        )
+        x = torch.empty(case.batch, case.in_features, device="meta", dtype=case.torch_dtype)
+        run_way(job, x, layer.tree, layer.leaves)
     except Exception as error:  # a compiler may raise anything
         return f"{job.case} {job.way}: {type(error).__name__}: {error}"[:300]
     return ""
-
-
-def int8_on(leaves: Leaves) -> Leaves:
-    """Leaves of these shapes, as int8 with scales."""
-    weights = {name: getattr(leaves, name) for name in ("in_weight", "out_weight", "gate_weight")}
-    found = leaves._asdict()
-    for name, weight in weights.items():
-        if weight is not None:
-            found[name] = torch.empty_like(weight, dtype=torch.int8)
-            found[name.replace("weight", "scale")] = torch.empty_like(weight[..., 0])
-    return Leaves(**found)
 
 
 @functools.cache
@@ -95,7 +82,7 @@ def _only_compile() -> None:
 
 
 def compile_all(jobs: Sequence[Job], processes: int, seconds: float) -> set[Job]:
-    """Compile in several processes, for at most so many seconds: the jobs that are ready."""
+    """Compile in several processes, for at most `seconds`; returns the jobs that are ready."""
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(processes, context)
     futures = {pool.submit(compile_job, job): job for job in jobs if job.launch is not None}

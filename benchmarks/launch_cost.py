@@ -7,8 +7,8 @@
 in CUDA graphs on rotated inputs, after its output was checked against float64. `--variants N` also draws N other launch
 parameters for each way at the sizes of large_table.py, a Llama and the paper. Both parts stop in time if asked to.
 
-`fit` uses two thirds of the random sizes and reports on the others: the error of the predictions, and how much longer
-the predicted way takes than the fastest one.
+`fit` prints constants fitted to all sizes. The errors that it prints are those of constants fitted to two thirds of the
+sizes, on the others. It also says how much longer the predicted way takes than the fastest one.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 import large_sweep
 import large_table
 import torch
-from compile_ahead import Job, compile_all, run_way, size_in_words
+from compile_ahead import Job, compile_all, run_way, size_of_case
 from csv_rows import about, append
 from torch import Tensor
 
@@ -74,7 +74,7 @@ def random_cases(count: int, seed: int) -> list[tuple[str, Case, bool]]:
 
 def jobs_of(kind: str, case: Case, is_int8: bool, variants: int) -> list[Job]:
     """The ways to run a case that may be the fastest; with variants, other launch parameters too."""
-    size, jobs, draw = size_in_words(case, is_int8), [], random.Random(str(case))
+    size, jobs, draw = size_of_case(case, is_int8), [], random.Random(str(case))
     ways = launches(size)
     us = {way: triton_cost.predict(size, way, launch) for way, launch in ways.items()}
     for way, launch in ways.items():
@@ -241,7 +241,7 @@ def fit(options: argparse.Namespace) -> None:
             if not given:
                 continue
             found = [triton_cost.quantities(size, way, launches(size)[way]) for size, _, _ in given]
-            names = sorted({name for each in found for name in each})
+            names = sorted({name for each in found for name, value in each.items() if value})
             matrix = numpy.array([[each.get(name, 0) for name in names] for each in found])
             us = numpy.array([us for _, us, _ in given])
             best = numpy.array([min(t for w, t in sizes[key].items() if w != "FF") for _, _, key in given])
@@ -309,7 +309,7 @@ def _is_current(row: dict[str, str]) -> bool:
 def _changed(launch: Any) -> str:
     """The parameters of a launch that differ from the defaults. Others have no effect, or are as always."""
     unimportant = ("per", "splits", "product_tile", "product_k")  # a few microseconds more or less
-    default = type(launch)(launch[0]) if isinstance(launch, triton_tile.Launch) else type(launch)()
+    default = type(launch)(launch[0]) if isinstance(launch, triton_tile.TileLaunch) else type(launch)()
     found = {name: value for name, value in launch._asdict().items() if value != getattr(default, name)}
     return json.dumps({name: value for name, value in found.items() if name not in unimportant})
 
@@ -317,7 +317,7 @@ def _changed(launch: Any) -> str:
 def size_of_key(key: tuple[Any, ...]) -> Size:
     features, out, leaf, depth, batch, activation, dtype, weights, _ = key
     case = Case(int(features), int(out), int(leaf), int(depth), int(batch), dtype, "cpu", 1, activation)
-    return size_in_words(case, weights == "int8")
+    return size_of_case(case, weights == "int8")
 
 
 def main() -> None:
@@ -329,8 +329,8 @@ def main() -> None:
     measured.add_argument("--named", default="", help="also sizes with targets: table, llama, 768, int8, paper")
     measured.add_argument("--variants", type=int, default=0, help="other launch parameters of each way to try (0)")
     measured.add_argument("--processes", type=int, default=16, help="processes that compile (16)")
-    measured.add_argument("--compile-seconds", type=float, default=3600, help="stop to compile after this time")
-    measured.add_argument("--seconds", type=float, default=3600, help="stop to measure after this time")
+    measured.add_argument("--compile-seconds", type=float, default=3600, help="stop compiling after this many seconds")
+    measured.add_argument("--seconds", type=float, default=3600, help="stop measuring after this many seconds")
     measured.add_argument("--output", type=Path, required=True, help="append the rows to this CSV file")
     fitted = parts.add_parser("fit", help="fit the constants")
     fitted.add_argument("rows", type=Path)

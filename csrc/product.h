@@ -9,10 +9,10 @@
 namespace fastff::FASTFF_ISA {
 namespace {
 
-constexpr int TILE = W == 16 ? 6 : 3;            // at most so many rows of x share the weights they read
+constexpr int TILE = W == 16 ? 6 : 3;            // rows of x that share the weights they read, at most
 constexpr int ACCUMULATORS = W == 16 ? 24 : 12;  // of 32 or 16 registers
-constexpr int64_t DEPTH_BLOCK = 1024;            // so much of TILE rows of x stays in the first-level cache
-constexpr int SPARSE_TILE = 3;                   // up to so many rows, it pays to look for neurons that are zero
+constexpr int64_t DEPTH_BLOCK = 1024;            // this many columns of TILE rows of x stay in the first-level cache
+constexpr int SPARSE_TILE = 3;                   // up to this many rows, it pays to look for neurons that are zero
 constexpr int WALKERS = 8;                       // rows of x that descend together
 
 // Rows of weights that are read together, for T rows of x.

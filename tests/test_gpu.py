@@ -1,6 +1,7 @@
 """What must hold on a CUDA device; run with `make test-gpu` on a machine that has one."""
 
 import copy
+import itertools
 import warnings
 
 import pytest
@@ -203,6 +204,7 @@ def test_hard_pass_agrees_with_float64(dtype, way, batch, sizes, depth, leaf_wid
     clear = (logits.gather(1, visited).abs() > 1e-5).all(-1)  # sums are float32 ones in every dtype
     assert clear.sum() > 0.9 * batch
     on_gpu = copy.deepcopy(layer).cuda()
+    launch = launch and launch._replace(pdl=torch.cuda.get_device_capability()[0] >= 9)
     y, leaf = triton.hard(x.cuda(), on_gpu.tree, on_gpu.leaves, activation, launch)
     assert y.dtype == dtype
     assert torch.equal(leaf.cpu()[clear], route[clear])
@@ -302,6 +304,27 @@ def test_the_hard_pass_in_a_cuda_graph(way, monkeypatch):
             with fastff.backend("reference"):
                 assert torch.equal(leaf, layer.route(x))
                 torch.testing.assert_close(y, layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_dependent_launches_in_a_chain():
+    """Every way directly after every other, each pass reading what the one before it wrote."""
+    layer = fastff.FFF(64, 64, depth=3, leaf_width=8, device="cuda", dtype=torch.bfloat16).eval().requires_grad_(False)
+    start = torch.randn(256, 64, device="cuda", dtype=torch.bfloat16)
+    ways = [Launch(tiny=True), *(WAYS[name] for name in ("alone", "spread", "tiles", "spread tiles"))]
+
+    def chain(pdl):
+        x = start
+        for one, two in itertools.product(ways, ways):
+            for launch in (one, two):
+                x = triton.hard(x, layer.tree, layer.leaves, "relu", launch._replace(pdl=pdl))[0]
+                if not pdl:
+                    torch.cuda.synchronize()
+        return x
+
+    expected = chain(False)
+    assert expected.isfinite().all()
+    for _ in range(5):
+        assert torch.equal(chain(torch.cuda.get_device_capability()[0] >= 9), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,7 +8,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-SHARED = 227 * 1024  # bytes that a program may have on sm_90
+from fastff.backends.triton_size import HOPPER_SHARED
+
 _TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8", torch.int32: "i32",
     torch.int64: "i64",
@@ -52,5 +53,5 @@ class Build:
 
     def check(self, options, built):
         assert len(built.asm["cubin"]) > 0
-        assert built.metadata.shared <= SHARED, (self.kernel.fn.__name__, options, built.metadata.shared)
+        assert built.metadata.shared <= HOPPER_SHARED, (self.kernel.fn.__name__, options, built.metadata.shared)
         assert ("griddepcontrol.wait" in built.asm["ptx"]) == options.get("PDL", False), self.kernel.fn.__name__

@@ -62,3 +62,20 @@ def check_error(hard, layer, x, way=None):
         setattr(plain, f"leaf_{name}", None if part is None else torch.nn.Parameter(part.to(x.dtype), False))
     ours, allowed = relative_error(y, exact), 2 * relative_error(plain_hard(plain, x, leaf), exact)
     assert ours <= allowed, f"{ours:.2e}, allowed: {allowed:.2e}"
+
+
+def check_ties(hard, batch, way):
+    """A logit of zero goes right, a NaN left; and a NaN stays in its row."""
+    layer, x = layer_of(7, 5, depth=3, leaf_width=3), torch.randn(batch, 7, device=DEVICE)
+    y, leaf = run(hard, layer, x, way)
+    bad, at = x.clone(), batch - 1
+    bad[at, 2] = torch.nan
+    y_bad, leaf_bad = run(hard, layer, bad, way)
+    assert leaf_bad[at] == 0
+    assert y_bad[at].isnan().all()
+    rest = torch.arange(batch, device=DEVICE) != at
+    assert torch.equal(y_bad[rest], y[rest])
+    assert torch.equal(leaf_bad[rest], leaf[rest])
+    layer.node_weight.zero_()
+    layer.node_bias.zero_()
+    assert (run(hard, layer, x, way)[1] == 7).all()

@@ -132,7 +132,7 @@ class FFF(nn.Module):
     def reset_parameters(self) -> None:
         """Draw all parameters as nn.Linear would for the networks they belong to; set the temperature to 1."""
         if self.leaf_in_scale is not None:
-            raise TypeError("int8 leaves do not train, and cannot start again. Build a new FFF.")
+            raise TypeError("int8 leaves cannot be reset. Build a new FFF.")
         self.fitted_tree = self.fitted_leaves = False
         fans = {"leaf_out_weight": self.leaf_width, "leaf_out_bias": self.leaf_width}
         fans |= {"node_out_weight": self.node_width, "node_out_bias": self.node_width}
@@ -280,7 +280,7 @@ class FFF(nn.Module):
                 return
         weight = state_dict.get(f"{prefix}leaf_in_weight")
         if isinstance(weight, Tensor) and (weight.dtype == torch.int8) != (self.leaf_in_scale is not None):
-            # copy_ would turn numbers into others without a word.
+            # copy_ would round the weights silently.
             remedy = (
                 "Call fastff.quantize_ first." if self.leaf_in_scale is None else "Load it before fastff.quantize_."
             )
@@ -333,7 +333,7 @@ def trainable_layers(model: nn.Module) -> dict[str, FFF]:
     found = fff_layers(model)
     if names := [name or "the model itself" for name, layer in found.items() if layer.leaves.is_int8]:
         raise TypeError(
-            f"{', '.join(names[:4])} of the FFF layers have int8 leaves, which do not train. Do this before "
+            f"int8 leaves do not train: {', '.join(names[:4])}{', ...' * (len(names) > 4)}. Call this before "
             "fastff.quantize_."
         )
     return found

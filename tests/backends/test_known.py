@@ -33,9 +33,10 @@ def test_the_same_request_without_the_checks():
     found, expected = known_request(other, *parts(made)), Request.make("hard", other, *parts(made))
     for name in Request._fields:
         one, two = getattr(found, name), getattr(expected, name)
-        assert one is two or name in ("tree", "leaves", "weights", "options", "kind")
-    assert [id(t) for t in found.weights] == [id(t) for t in expected.weights]
-    assert found.kind == "hard"
+        if name in ("tree", "leaves", "weights"):  # tuples and lists of the same tensors
+            assert [id(t) for t in one] == [id(t) for t in two]
+        else:
+            assert one is two or one == two
 
 
 def test_a_second_call_does_not_check(monkeypatch):

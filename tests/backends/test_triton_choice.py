@@ -5,12 +5,22 @@ import itertools
 import pytest
 
 from fastff.backends.triton_choice import _shared_bytes, launches
-from fastff.backends.triton_size import Size, power_of_two
+from fastff.backends.triton_size import HOPPER_SHARED, Size, power_of_two
 from helpers import without_interpreter
 
 pytest.importorskip("triton")
-SHARED = 227 * 1024
 BYTES = {"float32": (4, 4), "bfloat16": (2, 2), "float32, int8": (4, 1), "bfloat16, int8": (2, 1)}
+
+
+@pytest.mark.parametrize("shared", [48 * 1024, 64 * 1024, HOPPER_SHARED])
+def test_launches_fit_smaller_gpus(shared):
+    """With 64 KiB the search for blocks that fit never ended."""
+    for batch, depth, leaf_width in itertools.product([2048, 16384, 65536], [0, 3, 5], [128, 512, 4096]):
+        size = Size(batch, 768, 768, depth, leaf_width, 1, True, 2, 2, shared=shared)
+        for name, launch in launches(size).items():
+            if "tiles" in name:
+                block = launch.block if launch.spread else max(16, power_of_two(leaf_width))
+                assert _shared_bytes(size, launch, block) <= shared
 
 
 @pytest.mark.parametrize("numbers", BYTES)
@@ -33,7 +43,7 @@ def test_every_size_has_launches_that_fit(leaf_width, gated, numbers):
                 assert (launch.grouped, launch.spread) == ("tiles" in name, "spread" in name)
             if "tiles" in name:
                 block = launch.block if launch.spread else max(16, power_of_two(leaf_width))
-                assert _shared_bytes(size, launch, block) <= SHARED
+                assert _shared_bytes(size, launch, block) <= HOPPER_SHARED
                 assert launch.per >= 1
                 assert launch.top <= depth
                 # A decision in float32 never sees TF32; and products are for nodes of width 1.

@@ -9,8 +9,9 @@ import torch
 import fastff
 from fastff.backends import reference, triton, triton_hard
 from fastff.backends.triton_choice import Launch
+from fastff.tensors import Leaves
 from helpers import ACTIVATIONS
-from triton_helpers import DEVICE, check, check_error, in_float64, layer_of, run
+from triton_helpers import DEVICE, check, check_error, check_ties, in_float64, layer_of, run
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +51,9 @@ def test_equals_the_reference(way, activation, node_width, bias):
 @pytest.mark.parametrize(("grouped", "bias"), [(False, True), (True, False)])
 @pytest.mark.parametrize("depth", [0, 3])
 def test_dense_with_a_mask(activation, grouped, bias, depth):
-    layer = layer_of(7, 5, depth=depth, leaf_width=3, activation=activation, bias=bias)
-    check(triton.hard, layer, torch.randn(9, 7, device=DEVICE), Launch(grouped, dense=True, round=2, warps=4))
+    layer = layer_of(7, 5, depth=depth, leaf_width=3, activation=activation, bias=bias, dtype=torch.float16)
+    x = torch.randn(9, 7, device=DEVICE).half()
+    check_error(triton.hard, layer, x, Launch(grouped, dense=True, round=2, warps=4))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -107,14 +109,13 @@ def test_levels_that_are_not_unrolled(way):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("depth", "top"), [(1, 1), (3, 3), (5, 3), (6, 6), (8, 6), (8, 8)])
 @pytest.mark.parametrize("splits", [0, 1, 3])
-def test_the_top_of_the_tree_by_products(dtype, depth, top, splits, monkeypatch):
+def test_the_top_of_the_tree_by_products(dtype, depth, top, splits):
     """Within `group`, or in parts by `node_products`; with 40 features in steps of 16, the last of 3 parts is short."""
     launch = Launch(True, tile=32, top=top, group_k=16, splits=splits, **PARTS)
-    monkeypatch.setattr(triton_hard, "choose_launch", lambda *_: launch)
     layer = layer_of(40, 3, depth=depth, leaf_width=1, dtype=dtype)
     x = torch.randn(35, 40, device=DEVICE).to(dtype)
     expected = reference.route(x.double(), in_float64(layer).tree, "relu")
-    assert torch.equal(triton.route(x, layer.tree, "relu"), expected)
+    assert torch.equal(triton.route(x, layer.tree, "relu", launch), expected)
 
 
 @pytest.mark.parametrize("way", GROUPED)
@@ -167,36 +168,22 @@ def test_lists(kind, per, listing):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_logit_of_zero_goes_right_and_nan_left(way):
-    layer = layer_of(7, 5, depth=3, leaf_width=3)
-    x = torch.randn(5, 7, device=DEVICE)
-    y, leaf = run(triton.hard, layer, x, WAYS[way])
-    bad = x.clone()
-    bad[4, 2] = torch.nan
-    y_bad, leaf_bad = run(triton.hard, layer, bad, WAYS[way])
-    assert leaf_bad[4] == 0
-    assert y_bad[4].isnan().all()
-    rest = torch.arange(5, device=DEVICE) != 4
-    assert torch.equal(y_bad[rest], y[rest])
-    assert torch.equal(leaf_bad[rest], leaf[rest])
-    layer.node_weight.zero_()
-    layer.node_bias.zero_()
-    assert (run(triton.hard, layer, x, WAYS[way])[1] == 7).all()
+    check_ties(triton.hard, few(way), WAYS[way])
 
 
 @pytest.mark.parametrize("splits", [0, 2])
-def test_zero_and_nan_at_the_top(splits, monkeypatch):
+def test_zero_and_nan_at_the_top(splits):
     """As above, where the top of the tree goes by products, and two rounds of rows follow."""
     launch = Launch(True, top=3, splits=splits, **PARTS)
-    monkeypatch.setattr(triton_hard, "choose_launch", lambda *_: launch)
     layer, x = layer_of(7, 5, depth=5, leaf_width=1), torch.randn(7, 7, device=DEVICE)
     x[4, 2] = torch.nan
-    leaf = triton.route(x, layer.tree, "relu")
+    leaf = triton.route(x, layer.tree, "relu", launch)
     assert leaf[4] == 0
     rest = torch.arange(7, device=DEVICE) != 4
     assert torch.equal(leaf[rest], reference.route(x[rest], layer.tree, "relu"))
     layer.node_weight.zero_()
     layer.node_bias.zero_()
-    assert (triton.route(x[rest], layer.tree, "relu") == 31).all()
+    assert (triton.route(x[rest], layer.tree, "relu", launch) == 31).all()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -223,7 +210,7 @@ def test_visit_and_route(way, listing, monkeypatch):
     monkeypatch.setattr(triton_hard, "choose_launch", lambda *_: WAYS[way])
     layer = layer_of(7, 5, depth=3, leaf_width=3, activation="tanh")
     x = torch.randn(7, 2 * few(way), device=DEVICE).T
-    assert torch.equal(triton.route(x, layer.tree, "tanh"), reference.route(x, layer.tree, "tanh"))
+    assert torch.equal(triton.route(x, layer.tree, "tanh", WAYS[way]), reference.route(x, layer.tree, "tanh"))
     assert triton.route(x[:0], layer.tree, "tanh").shape == (0,)
     leaf = torch.randint(8, (len(x), 2), device=DEVICE)[:, 0]
     before = leaf.clone()
@@ -231,6 +218,14 @@ def test_visit_and_route(way, listing, monkeypatch):
     torch.testing.assert_close(triton.visit(x, leaf, layer.leaves, "tanh"), expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(leaf, before)
     assert triton.visit(x[:0], leaf[:0], layer.leaves, "tanh").shape == (0, 5)
+
+
+def test_experts_of_any_number():
+    """A mixture of experts has leaves without a tree, and six of them raised an error."""
+    leaves = Leaves._make(None if t is None else t[:6] for t in layer_of(7, 5, depth=3, leaf_width=3).leaves)
+    x, leaf = torch.randn(4, 7, device=DEVICE), torch.tensor([5, 0, 3, 3], device=DEVICE)
+    expected = reference.visit(x, leaf, leaves, "relu")
+    torch.testing.assert_close(triton.visit(x, leaf, leaves, "relu"), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -5,16 +5,16 @@ import torch
 
 from fastff.backends import reference, triton_tile
 from fastff.backends.triton_size import size_of
-from fastff.backends.triton_tile import Launch
+from fastff.backends.triton_tile import TileLaunch
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, plain_leaf, relative_error, without_interpreter
-from triton_helpers import DEVICE, check, check_error, in_float64, layer_of, run
+from triton_helpers import DEVICE, check, check_error, check_ties, in_float64, layer_of, run
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("triton")
-ROWS = Launch("rows", top=2, round=1, loads=8)
-LEAF = Launch("leaf", 32, 8, 4, top=1, round=2)
+ROWS = TileLaunch("rows", top=2, round=1, loads=8)
+LEAF = TileLaunch("leaf", 32, 8, 4, top=1, round=2)
 WAYS = {"rows": ROWS, "leaf": LEAF}
 
 
@@ -47,7 +47,7 @@ def test_sizes(way, activation, sizes, leaf_width):
 @pytest.mark.parametrize(("top", "levels"), [(1, 1), (3, 3), (5, 2)])
 def test_rounds_and_tiles(samples, lanes, top, levels):
     layer = layer_of(40, 5, depth=5, leaf_width=3)
-    way = Launch("rows", samples, lanes, 8, top, levels)
+    way = TileLaunch("rows", samples, lanes, 8, top, levels)
     check(triton_tile.hard, layer, torch.randn(40, 40, device=DEVICE), way)
 
 
@@ -60,20 +60,7 @@ def test_one_leaf_takes_all(way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_logit_of_zero_goes_right_and_nan_left(way):
-    layer = layer_of(7, 5, depth=3, leaf_width=3)
-    x = torch.randn(17, 7, device=DEVICE)
-    y, leaf = run(triton_tile.hard, layer, x, WAYS[way])
-    bad = x.clone()
-    bad[4, 2] = torch.nan
-    y_bad, leaf_bad = run(triton_tile.hard, layer, bad, WAYS[way])
-    assert leaf_bad[4] == 0
-    assert y_bad[4].isnan().all()
-    rest = torch.arange(17, device=DEVICE) != 4
-    assert torch.equal(y_bad[rest], y[rest])
-    assert torch.equal(leaf_bad[rest], leaf[rest])
-    layer.node_weight.zero_()
-    layer.node_bias.zero_()
-    assert (run(triton_tile.hard, layer, x, WAYS[way])[1] == 7).all()
+    check_ties(triton_tile.hard, 17, WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -166,7 +153,7 @@ def test_agrees_with_float64(way, dtype, batch, sizes, depth, leaf_width, option
     visited = torch.tensor([[node for node, _ in path(leaf, depth)] for leaf in route.tolist()], dtype=torch.int64)
     clear = (logits.gather(1, visited.to(DEVICE)).abs() > 1e-5).all(-1)  # sums are float32 ones in every dtype
     assert clear.sum() > 0.9 * batch
-    pdl = Launch("rows", pdl=torch.cuda.get_device_capability()[0] >= 9)
+    pdl = TileLaunch("rows", pdl=torch.cuda.get_device_capability()[0] >= 9)
     launch = {"rows": pdl._replace(top=2, round=1), "leaf": LEAF._replace(pdl=pdl.pdl), "chosen": None}[way]
     y, leaf = run(triton_tile.hard, layer, x, launch)
     assert torch.equal(leaf[clear], route[clear])
@@ -182,15 +169,16 @@ def test_agrees_with_float64(way, dtype, batch, sizes, depth, leaf_width, option
 @pytest.mark.gpu
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_waits_for_the_kernel_before(prefetch):
-    """Dependent launches, one after the other, in a graph: each pass reads what the one before it wrote, and weights
-    that an update has just changed."""
+    """Dependent launches, in a graph: pairs that follow each other directly, each reading what the one before it wrote;
+    and between pairs, weights that an update has just changed."""
     layer = layer_of(128, 128, depth=4, leaf_width=2)
-    launch = Launch("rows", pdl=torch.cuda.get_device_capability()[0] >= 9, prefetch=prefetch)
+    launch = TileLaunch("rows", pdl=torch.cuda.get_device_capability()[0] >= 9, prefetch=prefetch)
     start = torch.randn(2048, 128, device=DEVICE)
 
     def chain(x):
-        for _ in range(20):
-            x = triton_tile.hard(x, layer.tree, layer.leaves, "relu", launch)[0]
+        for _ in range(10):
+            for _ in range(2):
+                x = triton_tile.hard(x, layer.tree, layer.leaves, "relu", launch)[0]
             layer.leaf_out_weight.mul_(1.01)
         return x
 
@@ -207,9 +195,10 @@ def test_waits_for_the_kernel_before(prefetch):
     torch.cuda.synchronize()
     layer.leaf_out_weight.copy_(weight)
     x = start
-    for _ in range(20):
-        x = triton_tile.hard(x, layer.tree, layer.leaves, "relu", launch._replace(pdl=False))[0]
-        torch.cuda.synchronize()
+    for _ in range(10):
+        for _ in range(2):
+            x = triton_tile.hard(x, layer.tree, layer.leaves, "relu", launch._replace(pdl=False))[0]
+            torch.cuda.synchronize()
         layer.leaf_out_weight.mul_(1.01)
         torch.cuda.synchronize()
     assert torch.equal(y, x)

@@ -331,3 +331,26 @@ def test_saves_that_do_not_fit_are_refused(tmp_path, change):
     with pytest.raises(ValueError, match=f"0.{change}"):
         fastff.load_(fresh, tmp_path)
     assert fresh.state_dict().keys() == before.keys()
+
+
+def test_shared_weights_are_left_alone():
+    """Each of two layers with the same leaves got int8 leaves of its own: the memory grew, and the report denied it."""
+    one, two, alone = (fastff.FFF(16, 8, depth=2, leaf_width=4).eval() for _ in range(3))
+    two.leaf_out_weight = one.leaf_out_weight
+    model = torch.nn.ModuleList([one, two, alone, alone])
+    report = fastff.quantize_(model)
+    assert [layer.name for layer in report.quantized] == ["2"]
+    assert {skipped.name for skipped in report.skipped} == {"0", "1"}
+    assert "tied to another module" in str(report)
+    assert two.leaf_out_weight is one.leaf_out_weight
+    with pytest.raises(ValueError, match="tied to other modules: 0, 1"):
+        fastff.quantize_(torch.nn.ModuleList([one, two]))
+
+
+def test_weights_in_another_layout_become_contiguous():
+    layer = fastff.FFF(16, 8, depth=2, leaf_width=4).eval()
+    layer.leaf_in_weight.data = layer.leaf_in_weight.data.mT.contiguous().mT
+    fastff.quantize_(layer)
+    assert layer.leaf_in_weight.is_contiguous()
+    with pytest.raises(ValueError, match="int8 already: the model itself"):
+        fastff.quantize_(layer)

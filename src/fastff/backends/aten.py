@@ -8,7 +8,7 @@ which is as large as the hidden layer and cheap to compute again: a step needs a
 Hard pass: all logits in one product while the tree is small, then the samples of each leaf together, so that a leaf's
 weights are read once and not copied. Where copies are small, on a GPU and under a tracer, it gathers them instead. A
 layer that is small as a whole runs all of its leaves and masks those that were not reached: two products, no copies.
-(Numbers of an unreached leaf that are not finite then show.)
+(An infinity or NaN in an unvisited leaf then reaches the output.)
 """
 
 from typing import Any
@@ -177,7 +177,7 @@ def describe(request: Request) -> str:
         return "two matrix products, the derivative of the tree by hand"
     assert request.leaves is not None  # explain describes whole passes
     return {
-        "masked": "dense, all leaves run and those that were not reached are masked",
+        "masked": "dense: runs all leaves and masks the unvisited ones",
         "gathered": "the weights of each sample's leaf are copied together",
         "grouped": "leaf by leaf, with the samples that reached it",
     }[_arrangement(request.x, request.leaves)]

@@ -101,7 +101,7 @@ def _grouped(size: Size) -> Launch:
     if size.features >= 2048:
         return _with_products(size)
     if size.batch >= 8192 and size.depth <= 5:
-        return Launch(True, tile=32, top=size.depth, group_k=128)
+        return Launch(True, tile=32, top=size.depth)
     if size.batch >= 8192 and size.depth <= 8:
         return Launch(True, tile=128, top=size.depth, group_warps=8, group_k=64)
     return Launch(True, top=min(size.depth, 5), group_k=256)
@@ -136,7 +136,7 @@ def _tiles(size: Size) -> Launch:
         launch = launch._replace(leaf_tile=32, n=256, stages=4)
     else:
         launch = launch._replace(leaf_tile=64, k=64, n=64, stages=5)
-    return _fit(size, _with_tiles(size, launch), power_of_two(size.leaf_width))
+    return _with_tiles(size, _fit(size, launch, power_of_two(size.leaf_width)))
 
 
 def _spread_tiles(size: Size) -> Launch:
@@ -161,7 +161,7 @@ def _spread_tiles(size: Size) -> Launch:
         each = (tile + launch.block * (1 + size.gated)) * 256 * size.bytes  # in flight, in each of two programs
         stages = 1 + max(1, min(6, 100 * 1024 // each))
         launch = launch._replace(k=256, n=128, out_k=128, stages=stages, leaf_warps=2 if launch.block == 16 else 4)
-    return _fit(size, _with_tiles(size, launch), launch.block)
+    return _with_tiles(size, _fit(size, launch, launch.block))
 
 
 def _with_tiles(size: Size, launch: Launch) -> Launch:
@@ -170,13 +170,18 @@ def _with_tiles(size: Size, launch: Launch) -> Launch:
 
 
 def _fit(size: Size, launch: Launch, block: int) -> Launch:
-    """The launch with fewer blocks in flight, and smaller ones, until they fit into shared memory."""
-    while _shared_bytes(size, launch, max(16, block)) > size.shared:
+    """The launch with fewer blocks in flight, smaller blocks and smaller tiles, until it fits into shared memory."""
+    block = max(16, block)
+    while _shared_bytes(size, launch, block) > size.shared:
         if launch.stages > 2:
             launch = launch._replace(stages=launch.stages - 1, out_stages=min(launch.out_stages, launch.stages - 1))
-        else:
+        elif max(launch.k, launch.n, launch.out_k) > 16:
             half = {name: max(16, getattr(launch, name) // 2) for name in ("k", "n", "out_k")}
             launch = launch._replace(**half)
+        elif launch.leaf_tile > 16:
+            launch = launch._replace(leaf_tile=launch.leaf_tile // 2)
+        else:
+            break  # 25 KiB at most: every GPU has them
     return launch
 
 

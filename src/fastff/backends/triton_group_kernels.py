@@ -50,17 +50,25 @@ def _samples(
 
 @triton.jit
 def _hidden(
-    x_row, w_row, g_row, real, neuron, inside_neuron, in_bias, in_scale, gate_bias, gate_scale, out_scale,
-    IN: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr,
-    INT8: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
+    x_ptr, sample, real, leaf, j, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale,
+    IN: tl.constexpr, L: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr,
+    GATE_BIAS: tl.constexpr, INT8: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Some neurons of one leaf at a tile of samples: (BM, BL), float32.
+    """The neurons j of one leaf at a tile of samples: (samples, neurons), float32; 0 beyond the last neuron.
 
     INT8: times the scale of the neuron's output row, and times 128, for the second product. A scale is a row's largest
     weight / 127, so the result is as large as hidden * weight; without the 128, float16 would lose its last bits.
     """
+    BM: tl.constexpr = sample.shape[0]
+    BL: tl.constexpr = j.shape[0]
+    neuron = leaf * L + j
+    inside_neuron = j < L
+    # Rows beyond the end stand for the first: loads need no mask, and what they give is set to 0.
+    row = (leaf * L + tl.where(inside_neuron, j, 0))[None, :] * IN
+    x_row = x_ptr + sample[:, None] * IN
+    w_row = in_weight + row
+    g_row = gate_weight + row
     k = tl.arange(0, BK)
     hidden = tl.zeros((BM, BL), tl.float32)
     gate = tl.zeros((BM, BL), tl.float32)
@@ -93,7 +101,7 @@ def _hidden(
         hidden = act(hidden, ACT)
     if INT8:
         hidden *= 128 * tl.load(out_scale + neuron, inside_neuron, 0.0).to(tl.float32)[None, :]
-    return hidden
+    return tl.where(inside_neuron[None, :], hidden, 0.0)
 
 
 @triton.jit
@@ -113,21 +121,15 @@ def leaf_tiles(
     if used:
         j = tl.arange(0, BL)
         n = tl.arange(0, BN)
-        neuron = leaf * L + j
-        inside_neuron = j < L
-        # Rows beyond the end stand for the first: loads need no mask, and what they give is not written.
-        row = (leaf * L + tl.where(inside_neuron, j, 0))[None, :] * IN
         hidden = _hidden(
-            x_ptr + sample[:, None] * IN, in_weight + row, gate_weight + row, real, neuron, inside_neuron,
-            in_bias, in_scale, gate_bias, gate_scale, out_scale, IN, ACT, GATED, IN_BIAS, GATE_BIAS, INT8,
-            PRECISION, BM, BL, BK, EVEN, STAGES,
-        )  # fmt: skip
-        hidden = tl.where(inside_neuron[None, :], hidden, 0.0).to(x_ptr.dtype.element_ty)
-        w_row = out_weight + neuron[:, None] * OUT
+            x_ptr, sample, real, leaf, j, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale,
+            IN, L, ACT, GATED, IN_BIAS, GATE_BIAS, INT8, PRECISION, BK, EVEN, STAGES,
+        ).to(x_ptr.dtype.element_ty)  # fmt: skip
+        w_row = out_weight + (leaf * L + j)[:, None] * OUT
         y_row = y_ptr + sample[:, None] * OUT
         for at in tl.range(0, OUT, BN, num_stages=STAGES):
             inside = at + n < OUT
-            w = tl.load(w_row + at + n[None, :], inside_neuron[:, None] & inside[None, :], 0.0)
+            w = tl.load(w_row + at + n[None, :], (j < L)[:, None] & inside[None, :], 0.0)
             y = tl.dot(hidden, w.to(hidden.dtype), input_precision=PRECISION)
             if INT8:
                 y *= 1 / 128
@@ -153,16 +155,11 @@ def group_hidden(
     )
     if used:
         j = (tl.program_id(0) % blocks) * BL + tl.arange(0, BL)
-        neuron = leaf * L + j
-        inside_neuron = j < L
-        row = (leaf * L + tl.where(inside_neuron, j, 0))[None, :] * IN
         hidden = _hidden(
-            x_ptr + sample[:, None] * IN, in_weight + row, gate_weight + row, real, neuron, inside_neuron,
-            in_bias, in_scale, gate_bias, gate_scale, out_scale, IN, ACT, GATED, IN_BIAS, GATE_BIAS, INT8,
-            PRECISION, BM, BL, BK, EVEN, STAGES,
-        )  # fmt: skip
+            x_ptr, sample, real, leaf, j, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale,
+            IN, L, ACT, GATED, IN_BIAS, GATE_BIAS, INT8, PRECISION, BK, EVEN, STAGES,
+        ).to(hidden_ptr.dtype.element_ty)  # fmt: skip
         let_next_begin(PDL)
-        hidden = tl.where(inside_neuron[None, :], hidden, 0.0).to(hidden_ptr.dtype.element_ty)
         written = real[:, None] & (j < ROW)[None, :]
         tl.store(hidden_ptr + sample[:, None] * ROW + j[None, :], hidden, written)
 

@@ -1,9 +1,9 @@
 """The hard pass on a GPU: how its Triton kernels are launched.
 
-By the number of samples a leaf. Few: one program a sample walks the tree and runs the leaf (one launch), or a leaf that
-is large is spread over many programs. Many: samples are listed by leaf, and tiles of them go through the leaf on tensor
-cores. Nothing is sent to the host, so every way can be captured in a CUDA graph; all give the same numbers at every
-run, since no number depends on the order in which samples arrive.
+The way depends on the samples per leaf. Few: one program a sample walks the tree and runs the leaf (one launch), or a
+large leaf is spread over many programs. Many: samples are listed by leaf, and tiles of them go through the leaf on
+tensor cores. Nothing is sent to the host, so every way can be captured in a CUDA graph; all give the same numbers at
+every run, since no number depends on the order in which samples arrive.
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ def _words(size: Size, launch: Launch) -> str:
     if launch.tiny:
         return triton_tile.describe(size)
     if launch.dense:
-        return "dense, all leaves run and those that were not reached are masked"
+        return "dense: runs all leaves and masks the unvisited ones"
     if not launch.grouped:
         if launch.spread:
             return "the leaf of each sample is spread over many programs"
@@ -66,13 +66,14 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch 
     return _run(x, leaf, tree, leaves, activation, launch), leaf
 
 
-def route(x: Tensor, tree: Tree, activation: str) -> Tensor:
+def route(x: Tensor, tree: Tree, activation: str, launch: Launch | None = None) -> Tensor:
+    """The leaf of each sample."""
     x = x.resolve_neg().contiguous()
     leaf = torch.empty(len(x), dtype=torch.int64, device=x.device)
     if len(x):
-        # For the walk alone, no matter what the leaves are.
-        rows = torch.empty(len(tree.weight) + 1, 1, 1, device="meta", dtype=x.dtype)
-        launch = _on(x, walk_launch(size_of(x, tree, Leaves(rows, None, rows, None))))
+        if launch is None:  # whatever the leaves are
+            rows = torch.empty(len(tree.weight) + 1, 1, 1, device="meta", dtype=x.dtype)
+            launch = _on(x, walk_launch(size_of(x, tree, Leaves(rows, None, rows, None))))
         with torch.cuda.device_of(x):
             _walk(x, leaf, tree, activation, launch)
     return leaf
@@ -108,7 +109,10 @@ def _walk(x: Tensor, leaf: Tensor, tree: Tree, activation: str, launch: Launch) 
 
 
 def _masked(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation: str, launch: Launch) -> Tensor:
-    """All leaves as one dense layer, in which a kernel keeps the neurons of each sample's own leaf."""
+    """All leaves as one dense layer, in which a kernel keeps the neurons of each sample's own leaf.
+
+    An infinity or NaN in the second matrix of an unvisited leaf reaches the output: it is multiplied by zero.
+    """
     from .triton_dense_kernels import own_neurons
 
     if tree is not None:
@@ -326,7 +330,9 @@ def _precision(x: Tensor, leaf_width: int) -> str:
     error of torch's own products where sums are long anyway; at 64 features 2.2 times, in a leaf of 130 neurons 3.1
     times. Three parts have up to 1.2 times, and take 1.1 to 1.4 times as long. (256 samples a leaf, H200.)
     """
-    if x.dtype != torch.float32 or x.is_cpu:  # the interpreter has no tensor cores, and knows not all their names
+    if (
+        x.dtype != torch.float32 or x.is_cpu
+    ):  # the interpreter has no tensor cores, and does not know all names of precisions
         return "ieee"
     return "tf32x3" if x.shape[1] >= 512 and leaf_width <= 64 else "bf16x6"
 

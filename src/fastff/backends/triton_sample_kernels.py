@@ -6,10 +6,17 @@ sample is spread over the GPU instead: `sample_hidden` by neurons, `sample_outpu
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
 from .triton_activations import act
-from .triton_walk_kernels import row_blocks, row_numbers, row_products, wait_in_turn, walk_round
+from .triton_walk_kernels import (
+    let_next_begin,
+    row_blocks,
+    row_numbers,
+    row_products,
+    wait,
+    wait_in_turn,
+    walk_round,
+)
 
 
 @triton.jit
@@ -23,10 +30,9 @@ def descend(
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One sample: its leaf, walked to or read, and the leaf's output."""
+    wait(PDL)
     if EARLY:
-        wait_in_turn(PDL)
-    elif PDL:
-        gdc_wait()
+        let_next_begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * IN
     if ROUTE:

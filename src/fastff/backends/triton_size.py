@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import tree as heap
 from ..tensors import Leaves, Tree
 
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a program may have on a Hopper GPU
@@ -55,8 +54,9 @@ def size_of(x: Tensor, tree: Tree | None, leaves: Leaves) -> Size:
     num_leaves, width, out = leaves.out_weight.shape
     node_width = 1 if tree is None or tree.out_weight is None else tree.out_weight.shape[1]
     shared = _shared_memory(x.device.index) if x.is_cuda else HOPPER_SHARED
+    depth = (num_leaves - 1).bit_length()  # a mixture of experts may have any number of them
     return Size(
-        len(x), x.shape[1], out, heap.depth_of(num_leaves), width, node_width, leaves.gate_weight is not None,
+        len(x), x.shape[1], out, depth, width, node_width, leaves.gate_weight is not None,
         x.element_size(), leaves.out_weight.element_size(), tree is not None, shared,
     )  # fmt: skip
 
@@ -69,7 +69,8 @@ def has_dependent_launch(device: int) -> bool:
 
 @functools.cache
 def _shared_memory(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 48 * 1024))  # not in every build of torch
 
 
 def power_of_two(n: int) -> int:

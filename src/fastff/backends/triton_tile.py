@@ -19,12 +19,13 @@ from ..tensors import Leaves, Tree
 from .triton_size import Size, has_dependent_launch, power_of_two, size_of
 
 _DEEPEST = 8
+_MOST_SAMPLES = 2**20  # a grid has 65,535 tiles at most beside the leaves
 _MOST_BLOCKS = 128  # of four numbers a thread: a leaf is unrolled, and more of it would leave the registers
-_ROOM = 53  # blocks of 16 bytes, which the registers of a thread hold besides all else
+_ROOM = 53  # blocks of 16 bytes, which the registers of a thread hold beside everything else
 _TILE = 16  # samples: 2048 of them keep 128 multiprocessors busy
 
 
-class Launch(NamedTuple):
+class TileLaunch(NamedTuple):
     """How the pass of a tiny layer runs."""
 
     way: str  # "rows" or "leaf"
@@ -47,7 +48,7 @@ class _Shape(NamedTuple):
 
 
 def why_not(size: Size) -> str:
-    """Why these kernels cannot run a pass of this size, or are no good for it; empty if they can."""
+    """Why these kernels cannot run a pass of this size, or would be slow; empty if they can."""
     shape = _shape(size, 16)
     if not size.walks:
         return "has tiles for whole passes only"
@@ -55,6 +56,8 @@ def why_not(size: Size) -> str:
         return "has no tiles for int8 leaves"
     if size.node_width > 1:
         return "has tiles for nodes of width 1 only"
+    if size.batch > _MOST_SAMPLES:
+        return f"has tiles for {_MOST_SAMPLES} samples at most; got {size.batch}"
     if size.depth > _DEEPEST:
         return f"has tiles for trees of depth {_DEEPEST} at most; got {size.depth}"
     if shape.in_blocks + shape.out_registers + max(shape.neuron_blocks, shape.in_blocks) > _ROOM:
@@ -65,21 +68,21 @@ def why_not(size: Size) -> str:
     return ""
 
 
-def choose(size: Size, pdl: bool) -> Launch:
-    """The launch for a layer of this size. Predicted, not measured: see benchmarks/tile_variants.py."""
+def choose(size: Size, pdl: bool) -> TileLaunch:
+    """The launch for a layer of this size."""
     shape = _shape(size, 16)
     samples = 32 if size.leaves <= 4 else 64
     # Tensor cores take 16 samples and 16 neurons at least; moving numbers to them costs as much as fetching them again.
     moved = 5 * size.leaves * (size.features + size.leaf_numbers // samples)
     if size.bytes == 2 and size.leaf_numbers > moved and _leaf_fits(size):
-        return Launch("leaf", samples, lanes=8, warps=4, top=min(size.depth, 3), pdl=pdl)
+        return TileLaunch("leaf", samples, lanes=8, warps=4, top=min(size.depth, 3), pdl=pdl)
     if size.leaf_width * shape.neuron_blocks <= 4:
-        return Launch("rows", samples=8, warps=4, top=2, round=2, loads=16, pdl=pdl)
+        return TileLaunch("rows", samples=8, warps=4, top=2, round=2, loads=16, pdl=pdl)
     top = max(t for t in range(1, 4) if shape.in_blocks << t <= _ROOM or t == 1)
     # Long rows take as long to arrive as the next ones to be asked for.
     levels = 2 if shape.in_blocks <= 4 else 1
     loads = min(32, _ROOM - shape.in_blocks - shape.out_registers)
-    return Launch("rows", top=top, round=levels, loads=loads, pdl=pdl)
+    return TileLaunch("rows", top=top, round=levels, loads=loads, pdl=pdl)
 
 
 def describe(size: Size) -> str:
@@ -90,7 +93,9 @@ def describe(size: Size) -> str:
     return f"each leaf runs tiles of {launch.samples} samples, and writes those that reach it, in one launch"
 
 
-def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
+def hard(
+    x: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: TileLaunch | None = None
+) -> tuple[Tensor, Tensor]:
     """The output, and the leaf of each sample."""
     x = x.resolve_neg().contiguous()
     size = size_of(x, tree, leaves)

@@ -25,6 +25,8 @@ from .triton_activations import act
 def _begin(x_ptr, sample, real, IN: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr):
     """Let the next kernel begin, and wait for the last one. Inputs move to the L2 cache meanwhile.
 
+    Here the next may begin before the wait: only kernels that read nothing before their own wait follow these directly.
+
     Nothing is read before the wait, since the kernel before may write inputs and weights. To move memory to L2 is no
     read: every write goes through L2.
     """

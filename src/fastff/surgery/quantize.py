@@ -7,7 +7,8 @@ and biases keep their dtype, which is the scales' too. The int8 weights are para
 names as before, so devices, dtypes, copies and state dicts work as usual.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,8 +73,9 @@ def quantize_(
     """Turn the leaf weights of the model's FFF layers into int8, in place, and report the bytes.
 
     For inference: the hard pass reads a quarter of the bytes of float32 leaves. A layer with int8 leaves raises in
-    train() mode. Its inputs, nodes and biases still get gradients in eval() mode; its leaf weights do not. Quantise
-    last, after training. An error, or Ctrl-C, leaves the model unchanged.
+    train() mode. Its inputs and biases still get gradients in eval() mode; its leaf weights do not. Quantise last,
+    after training. A layer that shares leaf weights with another module is skipped. An error, or Ctrl-C, leaves the
+    model unchanged.
 
     Args:
         filter: which layers: a glob on the name ("*.layers.1?.mlp"), several globs, or a function of (name, layer).
@@ -83,13 +85,18 @@ def quantize_(
     layers, wanted = fff_layers(model), check_filter(filter, "layer")
     chosen = {name: layer for name, layer in layers.items() if passes(wanted, name, layer)}
     if not chosen:
-        raise ValueError(f"the filter excludes all {len(layers)} FFF layers: {', '.join([*layers][:8])}, ...")
+        raise ValueError(f"the filter excludes all {len(layers)} FFF layers: {_listed([*layers])}.")
     skipped = [Skipped(name, "excluded by the filter") for name in layers if name not in chosen]
     old = [name for name, layer in chosen.items() if layer.leaves.is_int8]
     if len(old) == len(chosen):
-        raise ValueError(f"the leaves are int8 already: {', '.join(old[:8])}. Quantise a model once.")
+        raise ValueError(f"the leaves are int8 already: {_listed(old)}. Quantise a model once.")
     skipped += [Skipped(name, "its leaves are int8 already") for name in old]
-    new = {name: _int8_parameters(name, layer) for name, layer in chosen.items() if name not in old}
+    tied = _tied(model, {name: layer for name, layer in chosen.items() if name not in old})
+    if len(old) + len(tied) == len(chosen):
+        raise ValueError(f"the leaf weights are tied to other modules: {_listed(tied)}. Untie them first.")
+    skipped += [Skipped(name, "its leaf weights are tied to another module") for name in tied]
+    left = {name: layer for name, layer in chosen.items() if name not in old and name not in tied}
+    new = {name: _int8_parameters(name, layer) for name, layer in left.items()}
     before = {name: _bytes(layers[name]) for name in new}
     with unchanged_on_error(model):
         for name, parameters in new.items():
@@ -98,9 +105,19 @@ def quantize_(
     return Quantization(done, skipped)
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name or "the model itself" for name in names[:8]) + ", ..." * (len(names) > 8)
+
+
+def _tied(model: nn.Module, layers: Mapping[str, FFF]) -> list[str]:
+    """The layers whose leaf weights another module of the model holds, too."""
+    owners = Counter(id(p) for module in model.modules() for p in {*module._parameters.values()} if p is not None)
+    return [name for name, layer in layers.items() if any(owners[id(layer._parameters.get(k))] > 1 for k in _WEIGHTS)]
+
+
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """int8 numbers of the shape of weight (..., features), and a scale (...) in its dtype for each row."""
-    dtype, wide = weight.dtype, weight.detach().to(at_least_float32(weight.dtype))
+    dtype, wide = weight.dtype, weight.detach().contiguous().to(at_least_float32(weight.dtype))
     # Rounded up in the weights' dtype, so that no weight is cut off, and never 0. float16 has numbers below `tiny`.
     least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
     scale = (wide.abs().amax(-1) / 127 * (1 + torch.finfo(dtype).eps / 2) + least).to(dtype)
