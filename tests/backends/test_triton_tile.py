@@ -230,7 +230,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 for fan_in, fan_out, depth, width, activation, dtype in [
     (128, 128, 2, 32, "relu", F32), (128, 128, 7, 1, "relu", F32), (784, 10, 4, 8, "relu", F32),
     (784, 10, 7, 1, "relu", F32), (37, 29, 3, 20, "geglu", F32), (1000, 4, 8, 1, "swiglu", F32),
-    (128, 128, 2, 32, "relu", BF16), (784, 10, 4, 8, "relu", BF16), (200, 128, 2, 14, "swiglu", F16),
+    (128, 128, 2, 32, "relu", BF16), (784, 10, 4, 8, "relu", BF16), (200, 128, 2, 12, "swiglu", F16),
     (450, 1216, 6, 4, "identity", BF16),
 ]:
     layer = fastff.FFF(
