@@ -1,7 +1,7 @@
 """What a hard pass costs on a GPU, by each way to launch it: microseconds, predicted from its size.
 
-A time is a sum: each quantity, such as bytes read, times its constant. benchmarks/launch_cost.py
-measures all ways at random sizes, fits the constants to the times, and prints them as they stand here.
+A time is a sum: each quantity, such as bytes read, times its constant. benchmarks/launch_cost.py measures all ways at
+random sizes, fits the constants to the times, and prints them as they stand here.
 """
 
 import functools
@@ -30,7 +30,7 @@ def fastest(size: Size) -> Choice:
     size = size._replace(batch=max(1, size.batch))
     ways = launches(size)
     us = {way: predict(size, way, launch) for way, launch in ways.items()}
-    # Predictions err, and all leaves cost far more than one where they do: so they must be clearly faster.
+    # Predictions err, and running all leaves for nothing is expensive: so dense must be clearly faster.
     way = min(us, key=lambda way: us[way] * (1.25 if way == "dense" else 1))
     return Choice(way, ways[way], us[way], us.get("dense"))
 
