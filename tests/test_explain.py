@@ -57,7 +57,7 @@ def test_why_native_is_not_chosen():
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"depth": 2}, "all leaves run"),
+        ({"depth": 2}, "runs all leaves"),
         ({"depth": 6}, "are copied together"),
         ({"in_features": 300, "leaf_width": 64}, "leaf by leaf"),
     ],

@@ -61,8 +61,8 @@ def is_watched() -> bool:
 
 def is_plain(*tensors: torch.Tensor) -> bool:
     """Whether compiled code may read these tensors itself: they hold their numbers, and nobody watches."""
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return in_eager() and not is_watched() and all(type(t) in plain for t in tensors)
+    plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    return in_eager() and not is_watched() and all(type(t) in plain and t.layout is strided for t in tensors)
 
 
 def alike_test(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[..., bool]:

@@ -228,10 +228,8 @@ class WithoutSpills(Build):
 rows, leaf = WithoutSpills(kernels, "tile_rows"), WithoutSpills(kernels, "tile_leaf")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 for fan_in, fan_out, depth, width, activation, dtype in [
-    (128, 128, 2, 32, "relu", F32), (128, 128, 7, 1, "relu", F32), (784, 10, 4, 8, "relu", F32),
-    (784, 10, 7, 1, "relu", F32), (37, 29, 3, 20, "geglu", F32), (1000, 4, 8, 1, "swiglu", F32),
-    (128, 128, 2, 32, "relu", BF16), (784, 10, 4, 8, "relu", BF16), (200, 128, 2, 12, "swiglu", F16),
-    (450, 1216, 6, 4, "identity", BF16),
+    (128, 128, 2, 32, "relu", F32), (784, 10, 4, 8, "relu", F32), (1000, 4, 8, 1, "swiglu", F32),
+    (128, 128, 2, 32, "relu", BF16), (450, 1216, 6, 4, "identity", F16),
 ]:
     layer = fastff.FFF(
         fan_in, fan_out, depth=depth, leaf_width=width, activation=activation, device="meta", dtype=dtype
@@ -240,7 +238,7 @@ for fan_in, fan_out, depth, width, activation, dtype in [
     size = size_of(x, layer.tree, layer.leaves)
     assert not triton_tile.why_not(size)
     triton_tile.hard(x, layer.tree, layer.leaves, activation, triton_tile.choose(size, True))
-assert len(rows.built) >= 7 and leaf.built, (len(rows.built), len(leaf.built))
+assert len(rows.built) == 4 and leaf.built, (len(rows.built), len(leaf.built))
 print("built")
 """
 

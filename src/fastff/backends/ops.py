@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import is_plain
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
 from ..validate import check_layer, check_leaf
 from .choice import choose, run
@@ -54,7 +55,7 @@ def _hard(
 
 def _planned(x: Tensor, tree: Tree, leaves: Leaves, activation: str) -> Tensor | None:
     """The hard pass by a native plan that is kept from call to call, as a layer keeps its own; None if that cannot."""
-    if not x.is_cpu:
+    if not x.is_cpu or x.dim() != 2 or not is_plain(leaves.in_weight):
         return None
     address = leaves.in_weight.data_ptr()
     plans = _plans.get(address)
