@@ -268,7 +268,7 @@ def fit(options: argparse.Namespace) -> None:
     for key in keys:
         measured = {way: us for way, us in sizes[key].items() if way != "FF"}
         way = triton_cost.fastest(size_of_key(key)).way
-        if way in measured:
+        if way in measured and len(measured) > 1:  # there was a choice
             best = min(measured, key=measured.__getitem__)
             dense_us = sizes[key].get("FF", math.inf)
             regret.append((measured[way] / measured[best], measured[way] / dense_us, way, best, key))
