@@ -9,7 +9,8 @@ import torch
 
 import fastff
 from fastff.backends import available, reference, triton, triton_hard
-from fastff.backends.triton_choice import Launch
+from fastff.backends.triton_choice import Launch, launches
+from fastff.backends.triton_size import size_of
 from fastff.tensors import Leaves, dequantize
 from fastff.tree import path
 from helpers import ACTIVATIONS, make, plain_leaf, relative_error, without_interpreter
@@ -161,7 +162,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("way", [*WAYS, "chosen"])
+@pytest.mark.parametrize("way", [*WAYS, "whole", "chosen"])
 @pytest.mark.parametrize(
     ("batch", "sizes", "depth", "leaf_width", "options"),
     [
@@ -204,6 +205,10 @@ def test_hard_pass_agrees_with_float64(dtype, way, batch, sizes, depth, leaf_wid
     clear = (logits.gather(1, visited).abs() > 1e-5).all(-1)  # sums are float32 ones in every dtype
     assert clear.sum() > 0.9 * batch
     on_gpu = copy.deepcopy(layer).cuda()
+    if way == "whole":
+        launch = launches(size_of(x, on_gpu.tree, on_gpu.leaves)).get("whole")
+        if launch is None:
+            pytest.skip("not a way that is ever taken")
     launch = launch and launch._replace(pdl=torch.cuda.get_device_capability()[0] >= 9)
     y, leaf = triton.hard(x.cuda(), on_gpu.tree, on_gpu.leaves, activation, launch)
     assert y.dtype == dtype
@@ -325,6 +330,80 @@ def test_dependent_launches_in_a_chain():
     assert expected.isfinite().all()
     for _ in range(5):
         assert torch.equal(chain(torch.cuda.get_device_capability()[0] >= 9), expected)
+
+
+@pytest.mark.parametrize("batch", [1, 40, 700])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("sizes", "depth", "leaf_width", "options"),
+    [
+        ((64, 48), 3, 4, {}),
+        ((512, 300), 5, 40, {"activation": "swiglu"}),
+        ((2048, 520), 6, 200, {"bias": False}),
+        ((100, 30), 2, 9, {"node_width": 2}),
+        ((128, 128), 0, 32, {}),
+    ],
+)
+@torch.no_grad()
+def test_recorded_launches(batch, dtype, sizes, depth, leaf_width, options):
+    """The second call of a layer repeats the launches of the first. They read the inputs and weights of this call."""
+    layer = make(*sizes, depth=depth, leaf_width=leaf_width, dtype=dtype, device="cuda", **options).eval()
+
+    def direct(x):
+        return triton.hard(x, layer.tree, layer.leaves, layer.activation)[0]
+
+    inputs = [torch.randn(batch, sizes[0], device="cuda").to(dtype) for _ in range(3)]
+    unaligned = torch.randn(batch * sizes[0] + 1, device="cuda").to(dtype)[1:].view(batch, sizes[0])
+    for x in [*inputs, unaligned, unaligned.clone(), inputs[0][:0], inputs[1]]:
+        assert torch.equal(layer(x), direct(x))
+        assert torch.equal(layer(x.view(1, *x.shape)), direct(x)[None])
+    plan = layer._plans.plan
+    assert plan is not None
+    assert len(plan._replays) == 2  # aligned or not
+    before = layer(inputs[0])
+    layer.leaf_out_weight.mul_(2)  # in place
+    assert not torch.equal(layer(inputs[0]), before)
+    assert torch.equal(layer(inputs[0]), direct(inputs[0]))
+    layer.leaf_in_weight.data = layer.leaf_in_weight.data * 3  # elsewhere
+    assert torch.equal(layer(inputs[0]), direct(inputs[0]))
+    assert layer._plans.plan is not plan
+    with torch.cuda.stream(torch.cuda.Stream()):
+        y = layer(inputs[2])
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(y, direct(inputs[2]))
+    graph = torch.cuda.CUDAGraph()
+    x = inputs[0].clone()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    x.copy_(inputs[1])
+    graph.replay()
+    assert torch.equal(y, direct(inputs[1]))
+
+
+@torch.no_grad()
+def test_recorded_launches_and_profilers():
+    from triton import knobs
+
+    layer, x = make(64, 48, depth=3, leaf_width=4, dtype=torch.float32, device="cuda").eval(), None
+    x = torch.randn(9, 64, device="cuda")
+    expected, heard = layer(x), []
+    knobs.runtime.launch_enter_hook.add(heard.append)
+    try:
+        assert torch.equal(layer(x), expected)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(heard.append)
+    assert heard
+    assert torch.equal(layer(x), expected)
+
+
+@torch.no_grad()
+def test_the_weights_as_input():
+    """Their address stands for the weights in what is recorded, and not for the next input."""
+    layer = make(64, 48, depth=3, leaf_width=4, dtype=torch.float32, device="cuda").eval()
+    own, x = layer.leaf_in_weight.data[0], torch.randn(4, 64, device="cuda")
+    for _ in range(2):
+        for each in (own, x):
+            assert torch.equal(layer(each), triton.hard(each, layer.tree, layer.leaves, "relu")[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

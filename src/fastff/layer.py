@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import activations, functional
 from . import tree as heap
 from .activations import Activation
-from .backends.native_cache import PlanCache
+from .backends.plan_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
 from .last_forward import remember
 from .sharing import share

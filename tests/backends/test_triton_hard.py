@@ -56,6 +56,15 @@ def test_dense_with_a_mask(activation, grouped, bias, depth):
     check_error(triton.hard, layer, x, Launch(grouped, dense=True, round=2, warps=4))
 
 
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("depth", "leaf_width"), [(1, 9), (2, 3), (6, 1)])
+def test_all_leaves_in_one_kernel(activation, bias, depth, leaf_width):
+    layer = layer_of(37, 71, depth=depth, leaf_width=leaf_width, activation=activation, bias=bias, dtype=torch.float16)
+    launch = Launch(whole=True, leaf_tile=16, block=64, k=16, n=16, span=32)
+    check_error(triton.hard, layer, torch.randn(35, 37, device=DEVICE).half(), launch)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("depth", [0, 1, 5])
 @pytest.mark.parametrize("batch", [0, 1, 33])

@@ -10,8 +10,7 @@ effect). Nothing here is differentiable; visited.py adds the gradient.
 import ctypes
 import functools
 import struct
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from .. import tree as heap
 from .._torch import empty_strided_cpu
 from ..activations import Activation
 from ..tensors import Leaves, Tree, alias
-from ..validate import check_allocated, check_layer
+from ..validate import check_layer
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
+from .plan import LayerPlan
 from .request import Kind, Request
 
 # In the order of csrc/layer.h.
@@ -34,7 +34,6 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
-_data_ptr, _storage, _nbytes = Tensor.data_ptr, Tensor.untyped_storage, torch.UntypedStorage.nbytes
 HAS_GRADIENT = False
 _NO_TREE, _NO_LEAVES = (None,) * len(Tree._fields), (None,) * len(Leaves._fields)
 
@@ -103,44 +102,25 @@ def describe(request: Request) -> str:
     return f"{status()}, {_threads()} thread{'s' * (_threads() > 1)}, {many}"
 
 
-class Plan:
-    """A layer as the kernels see it: pointers and sizes, read once. `route` needs no leaves, `visit` no tree.
+class Plan(LayerPlan):
+    """A layer as the C++ kernels see it. `route` needs no leaves, `visit` no tree."""
 
-    It describes the memory in which the weights lay when it was made, and keeps that memory alive: whoever replaces
-    `parameter.data` meanwhile, in this thread or in another, changes the next call and not this one. A plan that is
-    kept from call to call lets go of the memory in between; `hold` and `reads` say whether it still describes the
-    weights.
-    """
-
-    # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
-    alike: Callable[..., bool] = staticmethod(lambda *_: False)
-    # For native_cache.py: gets all parameters of a layer, first the `count` that it has, then those that are None.
-    read: Callable[[Any], tuple[Any, ...]]
-    count: int
+    backend = "native"
 
     def __init__(self, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> None:
         lib = library()
         if isinstance(lib, str):
             raise RuntimeError(f"the native backend is {lib}.")
         tree, leaves = tree and alias(tree), leaves and alias(leaves)
+        super().__init__(tree, leaves, activation)
         tensors = [*(tree or _NO_TREE), *(leaves or _NO_LEAVES)]
-        weights = [t for t in tensors if t is not None]
-        self.dtype: torch.dtype = tree.weight.dtype if tree else leaves.dtype  # type: ignore[union-attr]  # one is given
-        self.in_features: int = weights[0].shape[-1]
-        empty = weights[0].new_empty(0, self.in_features, dtype=self.dtype)
+        first = next(t for t in tensors if t is not None)
+        empty = first.new_empty(0, self.in_features, dtype=self.dtype)
         check_layer(empty, tree, leaves, activation)
         kind: Kind = "visit" if tree is None else "route" if leaves is None else "hard"
         if reason := why_not(Request.make(kind, empty, tree, leaves, activation)):
             raise ValueError(f"backend='native' cannot run this hard pass: it {reason}.")
-        num_leaves = len(tree.weight) + 1 if tree else len(weights[0])
-        self.activation = activation
-        self.out_features: int = leaves.out_weight.shape[-1] if leaves else 0
-        self._row = self.in_features * self.dtype.itemsize  # bytes
-        self._strides = (self.out_features, 1)  # of the output
-        self._pointers, self._layout = [*map(_data_ptr, weights)], _layout(weights)
-        self._memory: list[torch.UntypedStorage] | None = [*map(_storage, weights)]
-        self._references = [*map(weakref.ref, self._memory)]
-        self._bytes = [*map(_nbytes, self._memory)]
+        num_leaves = len(tree.weight) + 1 if tree else len(first)
         self._layer = _Layer(
             *(None if t is None else t.data_ptr() for t in tensors),
             self.in_features,
@@ -155,33 +135,12 @@ class Plan:
         self._address = ctypes.addressof(self._layer)
         self._hard, self._route, self._visit = lib.fastff_hard, lib.fastff_route, lib.fastff_visit
 
-    def let_go(self) -> "Plan":
-        """Keep the memory of the weights alive no longer. A caller holds it for each call."""
-        self._memory = None
-        return self
-
-    def hold(self, weights: Sequence[Tensor]) -> list[Any] | None:
-        """The memory of these weights, alive for as long as the list is; None if they have moved."""
-        held: list[Any] = [reference() for reference in self._references]
-        # Memory that is held is not given to another tensor, so the same address is the same storage.
-        if [*map(_data_ptr, weights)] != self._pointers:
-            return None
-        try:
-            return held if [*map(_nbytes, held)] == self._bytes else None
-        except TypeError:  # one is None: it was freed, and another storage lies at its address
-            return None
-
-    def reads(self, weights: Sequence[Tensor]) -> bool:
-        """Whether the memory of these weights has the meaning that it had then."""
-        return _layout(weights) == self._layout
-
-    def run(self, x: Tensor) -> Tensor:
-        """The hard pass of x (batch, in), contiguous."""
+    def run(self, x: Tensor, weights: Sequence[Tensor] = ()) -> Tensor:
         batch, storage = x.shape[0], x.untyped_storage()  # which is alive until the call is over
         y = empty_strided_cpu((batch, self.out_features), self._strides, self.dtype)
         start, base = x.data_ptr(), storage.data_ptr()
         if not base <= start <= base + storage.nbytes() - batch * self._row:
-            _refuse(x)
+            self._start(x, storage, batch)  # raises; asked again here, since a call costs as much as the question
         self._hard(_call(self._address, start, 0, y.data_ptr(), batch, _threads()))
         return y
 
@@ -217,24 +176,10 @@ class Plan:
 
     def _launch(self, function: Any, x: Tensor, leaf: Tensor, y: Tensor | None) -> Any:
         """Call a kernel, as `run` does."""
-        batch, storage = len(x), x.untyped_storage()
-        start, base = x.data_ptr(), storage.data_ptr()
-        if not base <= start <= base + storage.nbytes() - batch * self._row:
-            _refuse(x)
+        batch, storage = len(x), x.untyped_storage()  # which is alive until the call is over
+        start = self._start(x, storage, batch)
         to = 0 if y is None else y.data_ptr()
         return function(_call(self._address, start, leaf.data_ptr(), to, batch, _threads()))
-
-
-def _refuse(x: Tensor) -> None:
-    """Raise if x lies outside its storage. An empty batch is allowed."""
-    check_allocated("x", x)
-    if len(x):
-        raise RuntimeError("x was changed by another thread while the layer read it.")
-
-
-def _layout(weights: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """All that says how to read a tensor's memory."""
-    return [(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in weights]
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The hard pass as registered operations, for torch.compile, which cannot look into compiled kernels.
 
-The backend is chosen when an operation runs. On a CPU the hard pass keeps its plan from call to call, as in a layer.
+The backend is chosen when an operation runs. The hard pass keeps its plan from call to call, as in a layer.
 The operations have no derivative: where one is needed, the compiler gets the plain operations of `aten`. So does an
 export, which must run where fastff is not installed.
 """
@@ -16,7 +16,7 @@ from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
 from ..validate import check_layer, check_leaf
 from .choice import choose, run
 from .known import known_request, remember
-from .native_cache import PlanCache
+from .plan_cache import PlanCache
 from .request import Request
 
 
@@ -54,8 +54,8 @@ def _hard(
 
 
 def _planned(x: Tensor, tree: Tree, leaves: Leaves, activation: str) -> Tensor | None:
-    """The hard pass by a native plan that is kept from call to call, as a layer keeps its own; None if that cannot."""
-    if not x.is_cpu or x.dim() != 2 or not is_plain(leaves.in_weight):
+    """The hard pass by a plan that is kept from call to call, as a layer keeps its own; None if that cannot."""
+    if x.dim() != 2 or not is_plain(leaves.in_weight):
         return None
     address = leaves.in_weight.data_ptr()
     plans = _plans.get(address)

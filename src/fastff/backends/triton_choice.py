@@ -20,6 +20,7 @@ class Launch(NamedTuple):
     spread: bool = False  # a leaf goes to several programs
     tiny: bool = False  # by the kernels of triton_tile
     dense: bool = False  # all leaves in two dense products, with a mask between them
+    whole: bool = False  # nodes and all leaves in one kernel
     pdl: bool = False  # programmatic dependent launch: begin while the last kernel ends, and wait for it then
     # the walk
     round: int = 3  # one by one: levels walked in one round
@@ -52,6 +53,8 @@ def launches(size: Size) -> dict[str, Launch]:
         ways["tiny"] = Launch(tiny=True)
     if _masks(size):
         ways["dense"] = walk_launch(size)._replace(dense=True)
+    if _fits_whole(size):
+        ways["whole"] = _whole(size)
     # These hold a leaf's hidden layer in one program; the first unrolls its rows, which takes long to compile.
     if size.leaf_width <= 128:
         ways["tiles"] = _tiles(size)
@@ -73,6 +76,27 @@ def _masks(size: Size) -> bool:
     """
     hidden = (1 + size.gated) * size.batch * size.leaves * size.leaf_width * size.bytes
     return hidden <= _MOST_HIDDEN and size.weight_bytes == size.bytes == 2
+
+
+_MOST_WHOLE = 512  # neurons of all leaves, gates among them: the registers of 8 warps hold them for 64 samples
+
+
+def _fits_whole(size: Size) -> bool:
+    neurons = power_of_two(size.leaves * size.leaf_width) * (1 + size.gated)
+    one_node = size.walks and size.node_width == 1 and 0 < size.depth <= 6
+    return one_node and size.weight_bytes == size.bytes == 2 and neurons <= _MOST_WHOLE
+
+
+def _whole(size: Size) -> Launch:
+    """All leaves at a tile of samples."""
+    neurons = max(16, power_of_two(size.leaves * size.leaf_width))
+    wide = neurons * (1 + size.gated)
+    tile = 16 if size.batch < 2048 else 32 if size.batch < 8192 else 64
+    n = max(32, min(128, 16384 // neurons))
+    launch = Launch(whole=True, leaf_tile=tile, block=neurons, k=64, n=n, leaf_warps=8 if wide > 128 else 4)
+    # Few tiles: several programs take one, and share its output columns.
+    parts = max(1, min(-(-size.out // n), 132 * launch.leaf_tile // max(1, size.batch)))
+    return launch._replace(span=-(-size.out // (parts * n)) * n, stages=3 if wide > 256 else 4, out_stages=2)
 
 
 def _alone(size: Size) -> Launch:

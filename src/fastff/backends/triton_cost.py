@@ -46,6 +46,8 @@ def quantities(size: Size, way: str, launch: Launch) -> dict[str, float]:
     row, out_row = size.features * size.bytes, size.out * size.bytes
     found = {"call": 1.0} | (_walk(size, launch, row) if size.walks and size.depth else {})
     found["memory_mb"] = 1e-6 * (size.used_leaves * size.leaf_bytes + size.batch * (row + out_row))
+    if way == "whole":
+        return {"call": 1.0, "memory_mb": found["memory_mb"]} | _whole(size, launch, row, out_row)
     if way == "dense":
         numbers = size.leaves * size.leaf_numbers
         hidden = (1 + size.gated) * size.batch * size.leaves * size.leaf_width * size.bytes
@@ -73,6 +75,19 @@ def quantities(size: Size, way: str, launch: Launch) -> dict[str, float]:
         found["gflop"] = 2e-9 * tiles * launch.leaf_tile * size.leaf_numbers / size.leaf_width * width
         found["tiles"] = 1e-3 * tiles
     return found
+
+
+def _whole(size: Size, launch: Launch, row: int, out_row: int) -> dict[str, float]:
+    """A program reads its tile and the first matrices piece after piece, then its part of the second one."""
+    programs, parts = -(-size.batch // launch.leaf_tile), -(-size.out // launch.span)
+    waves = max(1, programs * parts / 132)
+    first = (size.leaves * (size.leaf_width * (1 + size.gated) + 1) + launch.leaf_tile) * row
+    second = size.leaves * size.leaf_width * out_row / parts
+    return {
+        "program_kb": 1e-3 * waves * first,
+        "out_kb": 1e-3 * waves * second,
+        "odd_kb": 1e-3 * waves * (_odd(row) * first + _odd(out_row) * second),
+    }
 
 
 def _odd(row: int) -> bool:
@@ -136,6 +151,9 @@ CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
     ("tiles", 4): {
         "call": 12.3, "memory_mb": 0.0311, "nodes_mb": 0.333, "odd_kb": 0.113, "odd_mb": 0.326, "reread_mb": 0.161,
         "round_kb": 0.924, "tiles": 33.2,
+    },
+    ("whole", 2): {
+        "call": 5, "memory_mb": 0.3, "program_kb": 0.02, "out_kb": 0.02, "odd_kb": 0.1,
     },
     ("tiny", 2): {
         "call": 2.92, "memory_mb": 1.22, "odd_kb": 0.64, "round_kb": 1.25,

@@ -20,6 +20,7 @@ from .reference import input_pairs
 from .request import Request
 from .triton_choice import Launch, walk_launch
 from .triton_cost import fastest
+from .triton_launch import launch_kernel
 from .triton_size import Size, has_dependent_launch, power_of_two, size_of
 
 # `group` gives every leaf a list with room for the whole batch. Beyond this number of entries, samples are sorted.
@@ -39,6 +40,8 @@ def _words(size: Size, launch: Launch) -> str:
         return triton_tile.describe(size)
     if launch.dense:
         return "dense: runs all leaves and masks the unvisited ones"
+    if launch.whole:
+        return "tiles of samples go through the nodes and all leaves in one kernel, which masks the unvisited ones"
     if not launch.grouped:
         if launch.spread:
             return "the leaf of each sample is spread over many programs"
@@ -51,6 +54,11 @@ def _words(size: Size, launch: Launch) -> str:
 def choose_launch(x: Tensor, tree: Tree | None, leaves: Leaves) -> Launch:
     """The fastest way, by the cost model."""
     return _on(x, fastest(size_of(x, tree, leaves)).launch)
+
+
+def is_recordable(x: Tensor, leaves: Leaves, launch: Launch) -> bool:
+    """Whether a pass consists of launches of these kernels alone, which can be repeated."""
+    return not launch.dense and not (launch.grouped and len(leaves.in_weight) * len(x) > _MOST_LISTED)
 
 
 def _on(x: Tensor, launch: Launch) -> Launch:
@@ -91,6 +99,8 @@ def _run(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activation:
     with torch.cuda.device_of(x):
         if launch.dense:
             return _masked(x, leaf, tree, leaves, activation, launch)
+        if launch.whole and tree is not None:
+            return _whole(x, leaf, tree, leaves, activation, launch)
         if launch.grouped:
             work = _list_samples(x, leaf, tree, len(leaves.in_weight), activation, launch)
             return (_spread_tiles if launch.spread else _leaf_tiles)(x, work, leaves, activation, launch)
@@ -123,12 +133,34 @@ def _masked(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activati
     ]
     neurons = parts[0].shape[1]
     block = min(1024, power_of_two(neurons))
-    own_neurons[(len(x), -(-neurons // block))](
+    launch_kernel(
+        own_neurons, (len(x), -(-neurons // block)),
         parts[0], parts[-1], leaf, leaves.in_weight.shape[1], neurons,
         ACT=function_name(activation), GATED=len(parts) > 1, BLOCK=block,
     )  # fmt: skip
     second = leaves.out_weight.flatten(0, 1)
     return parts[0] @ second if leaves.out_bias is None else torch.addmm(leaves.out_bias[leaf], parts[0], second)
+
+
+def _whole(x: Tensor, leaf: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch) -> Tensor:
+    """Nodes and all leaves in one kernel."""
+    from .triton_whole_kernels import whole_layer
+
+    features, out = x.shape[1], leaves.out_weight.shape[-1]
+    y = x.new_empty(len(x), out)
+    k = min(launch.k, max(16, power_of_two(features)))
+    options = _leaf_options(leaves, activation)
+    del options["INT8"]
+    first = leaves.in_weight, leaves.in_bias, leaves.gate_weight, leaves.gate_bias
+    weights = [x if t is None else t for t in (*first, leaves.out_weight, leaves.out_bias)]
+    launch_kernel(
+        whole_layer, (-(-len(x) // launch.leaf_tile), -(-out // launch.span)),
+        x, tree.weight, tree.bias, *weights, leaf, y, len(x), launch.span,
+        IN=features, OUT=out, DEPTH=_depth(tree), L=leaves.out_weight.shape[1], **options, BM=launch.leaf_tile,
+        BL=launch.block, BK=k, BN=launch.n, EVEN=features % k == 0, STAGES=launch.stages,
+        OUT_STAGES=launch.out_stages, **_options(launch, launch.leaf_warps),
+    )  # fmt: skip
+    return y
 
 
 def _descend(
@@ -142,7 +174,8 @@ def _descend(
     width = launch.warps if leaves is None else max(launch.warps, power_of_two(leaves.in_weight.shape[1]))
     rounds = max(1, min(launch.round, depth))
     hidden = torch.empty(len(x) * width if leaves is not None else 0, dtype=torch.float32, device=x.device)
-    descend[(len(x),)](
+    launch_kernel(
+        descend, (len(x),),
         x, *_node_tensors(x, tree), *_leaf_tensors(x, leaves), leaf, hidden, y,
         IN=x.shape[1], OUT=y.shape[1], L=1 if leaves is None else leaves.out_weight.shape[1], DEPTH=depth,
         N=_node_width(tree), **_leaf_options(leaves, activation), ROUTE=tree is not None, VISIT=leaves is not None,
@@ -171,13 +204,15 @@ def _spread_samples(
     options = _leaf_options(leaves, activation)
     has_out_bias = options.pop("OUT_BIAS")
     warps = min(launch.leaf_warps, launch.block)
-    sample_hidden[(batch, -(-width // launch.block))](
+    launch_kernel(
+        sample_hidden, (batch, -(-width // launch.block)),
         x, *weights[:6], weights[8], leaf, hidden, width,
         IN=features, **options, BL=launch.block, BLOCK=512 // x.element_size(),
         KEPT=_fits(leaves.in_weight, launch.block * power_of_two(features), warps), WARPS=warps,
         **_options(launch, warps),
     )  # fmt: skip
-    sample_output[(batch, -(-out // launch.n))](
+    launch_kernel(
+        sample_output, (batch, -(-out // launch.n)),
         weights[6], weights[7], leaf, hidden, y,
         L=width, OUT=out, OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n,
         WIDE=launch.n * weights[6].element_size() >= 512 * launch.leaf_warps, **_options(launch, launch.leaf_warps),
@@ -213,7 +248,7 @@ def _list_samples(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: int, activ
     z = _node_products(x, tree, count, launch) if tree is not None and launch.splits else None
     if count is not None:
         if z is None:
-            clear[(-(-len(count) // 1024),)](count, len(count), **_options(launch, 4))
+            launch_kernel(clear, (-(-len(count) // 1024),), count, len(count), **_options(launch, 4))
         listed = torch.empty(leaves * batch, dtype=torch.int32, device=x.device)
         _group(x, z, leaf, tree, (listed, count, extra), activation, launch)
         return _Work(listed, count, extra, count[leaves:], leaves, False)
@@ -222,7 +257,8 @@ def _list_samples(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: int, activ
     ordered, order = leaf.sort()
     first = torch.searchsorted(ordered, torch.arange(leaves + 1, device=x.device))
     number = torch.zeros(1, dtype=torch.int32, device=x.device)
-    sorted_tiles[(-(-batch // 256),)](
+    launch_kernel(
+        sorted_tiles, (-(-batch // 256),),
         ordered, first, number, extra, batch, extra.shape[1], BM=256, LISTED=launch.per * launch.leaf_tile,
         LEAF_TILE=launch.leaf_tile,
     )  # fmt: skip
@@ -239,7 +275,8 @@ def _node_products(x: Tensor, tree: Tree, count: Tensor | None, launch: Launch) 
     span = -(-features // (launch.splits * k)) * k
     z = torch.empty(launch.splits, batch, columns, dtype=torch.float32, device=x.device)
     grid = -(-batch // launch.product_tile), -(-columns // launch.product_nodes), launch.splits
-    node_products[grid](
+    launch_kernel(
+        node_products, grid,
         x, tree.weight, z, z if count is None else count, batch, (1 << launch.top) - 1, span,
         0 if count is None else len(count),
         IN=features, COLUMNS=columns, BM=launch.product_tile, BN=launch.product_nodes, BK=k, EVEN=features % k == 0,
@@ -258,10 +295,12 @@ def _group(
     listed, count, extra = lists or (leaf, leaf, leaf)
     leaves, most = (len(count) - 1, extra.shape[1]) if lists else (0, 0)
     splits = 0 if z is None else len(z)
-    group[(-(-len(x) // launch.tile),)](
+    launch_kernel(
+        group, (-(-len(x) // launch.tile),),
         x, x if z is None else z, *_node_tensors(x, tree), leaf, listed, count, extra, len(x), leaves, most,
         IN=x.shape[1], DEPTH=_depth(tree), N=_node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
-        LIST=lists is not None, TOP=launch.top if tree is not None else 0, SPLITS=splits, BM=launch.tile,
+        LIST=lists is not None, CLEARED=lists is not None and z is None, TOP=launch.top if tree is not None else 0,
+        SPLITS=splits, BM=launch.tile,
         BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))), BLOCK=512 // x.element_size(),
         KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps),
         LISTED=launch.per * launch.leaf_tile if lists else 0, LEAF_TILE=launch.leaf_tile if lists else 1,
@@ -276,7 +315,8 @@ def _leaf_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch:
     y = x.new_empty(len(x), out)
     k = min(launch.k, max(16, power_of_two(features)))
     most = work.extra.shape[1]
-    leaf_tiles[(work.most_tiles(launch),)](
+    launch_kernel(
+        leaf_tiles, (work.most_tiles(launch),),
         x, *_leaf_tensors(x, leaves), *work.arguments(), y, len(x), work.leaves, most,
         IN=features, L=width, OUT=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width),
         PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile, BL=max(16, power_of_two(width)), BK=k,
@@ -304,14 +344,16 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
         "SORTED": work.is_sorted, "BM": launch.leaf_tile, **_options(launch, launch.leaf_warps),
     }  # fmt: skip
     tiles, blocks = work.most_tiles(launch), -(-width // launch.block)
-    group_hidden[(tiles * blocks,)](
+    launch_kernel(
+        group_hidden, (tiles * blocks,),
         x, *weights[:6], weights[8], *work.arguments(), hidden, len(x), work.leaves, most, blocks,
         IN=features, **options, **common, BL=launch.block, BK=k, EVEN=features % k == 0, STAGES=launch.stages,
     )  # fmt: skip
     one = width <= j
     span = max(n, launch.span) if one else n
     blocks = -(-out // span)
-    group_output[(tiles * blocks,)](
+    launch_kernel(
+        group_output, (tiles * blocks,),
         weights[6], weights[7], *work.arguments(), hidden, y, len(x), work.leaves, most, blocks, span,
         OUT=out, OUT_BIAS=has_out_bias, INT8=leaves.is_int8, **common, BJ=j, BN=n,
         EVEN=width % j == 0 and out % n == 0, ONE=one, STAGES=launch.out_stages,

@@ -57,14 +57,14 @@ def descend(
         one = tl.zeros((WARPS, 1), tl.int32)
         x = ()
         if KEPT:
-            x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "")
-        hidden = row_products(x, x_ptr, one, in_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "")
+            x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "", "")
+        hidden = row_products(x, x_ptr, one, in_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "", "")
         if INT8:
             hidden *= tl.load(in_scale + leaf * L + j, j < L, 0.0).to(tl.float32)
         if IN_BIAS:
             hidden += tl.load(in_bias + leaf * L + j, j < L, 0.0).to(tl.float32)
         if GATED:
-            gate = row_products(x, x_ptr, one, gate_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "")
+            gate = row_products(x, x_ptr, one, gate_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "", "")
             if INT8:
                 gate *= tl.load(gate_scale + leaf * L + j, j < L, 0.0).to(tl.float32)
             if GATE_BIAS:
@@ -113,14 +113,14 @@ def sample_hidden(
     one = tl.zeros((WARPS, 1), tl.int32)
     x = ()
     if KEPT:
-        x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "")
-    hidden = row_products(x, x_ptr, one, in_weight, neuron, real, IN, BLOCK, KEPT, "")
+        x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "", "")
+    hidden = row_products(x, x_ptr, one, in_weight, neuron, real, IN, BLOCK, KEPT, "", "")
     if INT8:
         hidden *= tl.load(in_scale + neuron, real, 0.0).to(tl.float32)
     if IN_BIAS:
         hidden += tl.load(in_bias + neuron, real, 0.0).to(tl.float32)
     if GATED:
-        gate = row_products(x, x_ptr, one, gate_weight, neuron, real, IN, BLOCK, KEPT, "")
+        gate = row_products(x, x_ptr, one, gate_weight, neuron, real, IN, BLOCK, KEPT, "", "")
         if INT8:
             gate *= tl.load(gate_scale + neuron, real, 0.0).to(tl.float32)
         if GATE_BIAS:

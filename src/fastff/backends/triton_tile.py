@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..activations import GATED, PLAIN
 from ..tensors import Leaves, Tree
+from .triton_launch import launch_kernel
 from .triton_size import Size, has_dependent_launch, power_of_two, size_of
 
 _DEEPEST = 8
@@ -123,10 +124,10 @@ def hard(
         if launch.way == "rows":
             group = max(1, min(size.leaf_width, launch.loads // shape.neuron_blocks))
             sizes = {"OUT_COLS": min(columns, _block(size.out)), "GROUP": group}
-            tile_rows[(tiles,)](*tensors, batch, **sizes, **options)
+            launch_kernel(tile_rows, (tiles,), *tensors, batch, **sizes, **options)
         else:
             sizes = {"BL": _block(size.leaf_width), "BK": _block(size.features), "BN": _block(size.out)}
-            tile_leaf[(size.leaves, tiles)](*tensors, batch, **sizes, **options)
+            launch_kernel(tile_leaf, (size.leaves, tiles), *tensors, batch, **sizes, **options)
     return y, leaf
 
 

@@ -46,14 +46,16 @@ def wait_in_turn(PDL: tl.constexpr):
 
 
 @triton.jit
-def row_blocks(ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT: tl.constexpr):
+def row_blocks(
+    ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT: tl.constexpr, CACHE: tl.constexpr
+):
     """Some rows of a matrix with WIDTH columns, as a tuple of blocks (..., BLOCK), all on their way at once."""
     k = tl.arange(0, BLOCK)
     row = ptr + tl.expand_dims(rows.to(tl.int64), -1) * WIDTH
     valid = tl.expand_dims(valid, -1)
     blocks = ()
     for at in tl.static_range(0, WIDTH, BLOCK):
-        block = tl.load(row + at + k, valid & (at + k < WIDTH), 0.0, eviction_policy=EVICT)
+        block = tl.load(row + at + k, valid & (at + k < WIDTH), 0.0, cache_modifier=CACHE, eviction_policy=EVICT)
         blocks = blocks + (block,)  # noqa: RUF005 (Triton has no unpacking)
     return blocks
 
@@ -61,11 +63,11 @@ def row_blocks(ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT
 @triton.jit
 def row_products(
     x, x_ptr, x_rows, w_ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr,
-    EVICT: tl.constexpr,
+    EVICT: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     """The scalar products of rows of x, KEPT as blocks in x or read from x_ptr, with rows of w."""
     if KEPT:
-        w = row_blocks(w_ptr, rows, valid, WIDTH, BLOCK, EVICT)
+        w = row_blocks(w_ptr, rows, valid, WIDTH, BLOCK, EVICT, CACHE)
         total = x[0].to(tl.float32) * w[0].to(tl.float32)
         for at in tl.static_range(BLOCK, WIDTH, BLOCK):
             total += x[at // BLOCK].to(tl.float32) * w[at // BLOCK].to(tl.float32)
@@ -75,28 +77,32 @@ def row_products(
         w_row = w_ptr + tl.expand_dims(rows.to(tl.int64), -1) * WIDTH
         total = (tl.expand_dims(rows, -1) + k).to(tl.float32) * 0
         for at in tl.range(0, WIDTH, BLOCK):
-            one = tl.load(w_row + at + k, tl.expand_dims(valid, -1) & (at + k < WIDTH), 0.0, eviction_policy=EVICT)
-            total += one.to(tl.float32) * tl.load(x_row + at + k, at + k < WIDTH, 0.0).to(tl.float32)
+            inside = at + k < WIDTH
+            used = tl.expand_dims(valid, -1) & inside
+            w = tl.load(w_row + at + k, used, 0.0, cache_modifier=CACHE, eviction_policy=EVICT)
+            total += w.to(tl.float32) * tl.load(x_row + at + k, inside, 0.0, cache_modifier=CACHE).to(tl.float32)
     return tl.sum(total, -1)
 
 
 @triton.jit
 def node_logits(
     x, x_ptr, x_rows, node, valid, nodes, IN: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr,
-    KEPT: tl.constexpr,
+    KEPT: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     """The logit of a node in each row, at the input in that row. Nodes are used often and should stay cached."""
     weight, bias, out_weight, out_bias = nodes
+    EVICT: tl.constexpr = "evict_last" if CACHE == "" else ""  # there is no instruction with both
     z = tl.zeros(node.shape, tl.float32)
     for q in tl.static_range(N):
-        hidden = row_products(x, x_ptr, x_rows, weight, node * N + q, valid, IN, BLOCK, KEPT, "evict_last")
-        hidden += tl.load(bias + node * N + q, valid, 0.0).to(tl.float32)
+        hidden = row_products(x, x_ptr, x_rows, weight, node * N + q, valid, IN, BLOCK, KEPT, EVICT, CACHE)
+        hidden += tl.load(bias + node * N + q, valid, 0.0, cache_modifier=CACHE).to(tl.float32)
         if N == 1:
             z = hidden
         else:
-            z += act(hidden, ACT) * tl.load(out_weight + node * N + q, valid, 0.0).to(tl.float32)
+            w = tl.load(out_weight + node * N + q, valid, 0.0, cache_modifier=CACHE)
+            z += act(hidden, ACT) * w.to(tl.float32)
     if N > 1:
-        z += tl.load(out_bias + node, valid, 0.0).to(tl.float32)
+        z += tl.load(out_bias + node, valid, 0.0, cache_modifier=CACHE).to(tl.float32)
     return z
 
 
@@ -122,8 +128,8 @@ def walk_round(
     one = tl.zeros((WIDE, 1), tl.int32)
     x = ()
     if KEPT:
-        x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "")
-    z = node_logits(x, x_ptr, one, below, valid, nodes, IN, N, ACT, BLOCK, KEPT)
+        x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "", "")
+    z = node_logits(x, x_ptr, one, below, valid, nodes, IN, N, ACT, BLOCK, KEPT, "")
     bits = tl.sum(tl.sum(((z >= 0) & valid).to(tl.int32) << i, 1), 0)
     at = node * 0
     for _ in tl.static_range(LEVELS):
@@ -211,8 +217,8 @@ def group(
     x_ptr, z_ptr, weight, bias, node_out_weight, node_out_bias, leaf_ptr, list_ptr, count_ptr, extra_ptr, batch, leaves,
     most_extra,
     IN: tl.constexpr, DEPTH: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr, ROUTE: tl.constexpr, LIST: tl.constexpr,
-    TOP: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
-    KEPT: tl.constexpr, LISTED: tl.constexpr, LEAF_TILE: tl.constexpr, PDL: tl.constexpr,
+    CLEARED: tl.constexpr, TOP: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    BLOCK: tl.constexpr, KEPT: tl.constexpr, LISTED: tl.constexpr, LEAF_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of samples: their leaves, walked to or read, and each sample in the list of its leaf.
 
@@ -220,8 +226,13 @@ def group(
     others by the row of one node a sample. A list has room for the whole batch. The kernels of the leaves expect up to
     LISTED samples in it; beyond, the program that begins a new tile of LEAF_TILE samples notes it as extra work. The
     order within a list may differ from run to run; what is computed from it does not.
+
+    CLEARED: the kernel before this one is `clear`, and the walk need not wait for it.
     """
-    wait(PDL)
+    CACHE: tl.constexpr = ".cg" if CLEARED else ""
+    EVICT: tl.constexpr = "" if CLEARED else "evict_last"
+    if not CLEARED:
+        wait(PDL)
     t = tl.arange(0, BM)
     sample = tl.program_id(0) * BM + t
     real = sample < batch
@@ -239,31 +250,34 @@ def group(
             z = tl.zeros((BM, COLUMNS), tl.float32)
             for at in tl.range(0, IN, BK):
                 inside = at + k < IN
-                x = tl.load(x_row + at + k[None, :], real[:, None] & inside[None, :], 0.0)
+                x = tl.load(x_row + at + k[None, :], real[:, None] & inside[None, :], 0.0, cache_modifier=CACHE)
                 w_at = weight + i[None, :] * IN + at + k[:, None]
-                w = tl.load(w_at, above[None, :] & inside[:, None], 0.0, eviction_policy="evict_last")
+                used = above[None, :] & inside[:, None]
+                w = tl.load(w_at, used, 0.0, cache_modifier=CACHE, eviction_policy=EVICT)
                 z = tl.dot(x, w, z, input_precision="ieee")
-            z += tl.load(bias + i, above, 0.0).to(tl.float32)[None, :]
+            z += tl.load(bias + i, above, 0.0, cache_modifier=CACHE).to(tl.float32)[None, :]
             node = walk_down(z, TOP, COLUMNS)
         if TOP < DEPTH:
             nodes = (weight, bias, node_out_weight, node_out_bias)
             row = tl.where(real, sample, 0)
             x = ()
             if KEPT:
-                x = row_blocks(x_ptr, row, real, IN, BLOCK, "")
+                x = row_blocks(x_ptr, row, real, IN, BLOCK, "", CACHE)
             # Unrolled where that is short: 80 blocks of nodes took Triton 16 s to compile.
             if (DEPTH - TOP) * IN <= 32 * BLOCK:
                 for _ in tl.static_range(TOP, DEPTH):
-                    logit = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT)
+                    logit = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT, CACHE)
                     node = 2 * node + 1 + (logit >= 0).to(tl.int32)
             else:
                 for _ in tl.range(TOP, DEPTH, num_stages=1):
-                    logit = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT)
+                    logit = node_logits(x, x_ptr, row, node, real, nodes, IN, N, ACT, BLOCK, KEPT, CACHE)
                     node = 2 * node + 1 + (logit >= 0).to(tl.int32)
         leaf = node - ((1 << DEPTH) - 1)
         tl.store(leaf_ptr + sample, leaf.to(leaf_ptr.dtype.element_ty), real)
     else:
-        leaf = tl.load(leaf_ptr + sample, real, 0).to(tl.int32)
+        leaf = tl.load(leaf_ptr + sample, real, 0, cache_modifier=CACHE).to(tl.int32)
+    if CLEARED:
+        wait(PDL)
     let_next_begin(PDL)
     if LIST:
         place = tl.atomic_add(count_ptr + leaf, t * 0 + 1, real, sem="relaxed")

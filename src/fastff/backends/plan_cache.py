@@ -1,11 +1,13 @@
-"""The hard pass of one layer on a CPU, without asking again what was answered before.
+"""The hard pass of one layer, without asking again what was answered before.
 
 A single sample takes the kernels a few microseconds. The general way through `functional` takes several times as long
-to find them. So a layer keeps the plan of its parameters here for as long as they stay where they are.
+to find them. So a layer keeps the plan of its parameters here for as long as they stay where they are: on a CPU
+native's, on a GPU triton's.
 """
 
 from collections.abc import Mapping
 from operator import itemgetter
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,24 +16,30 @@ from torch import Tensor
 from .._torch import alike_test, has_transforms, is_plain, is_watched
 from ..activations import Activation
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, alias
-from . import native
+from . import native, triton, triton_plan
 from .choice import chosen
+from .plan import LayerPlan
 from .request import Request
 
 _NAMES, _NODES = (*TREE_PARAMETERS, *LEAF_PARAMETERS), len(TREE_PARAMETERS)
 _NONE = (None,) * len(_NAMES)
 _is_grad_enabled = torch.is_grad_enabled
+# By type of device.
+_MAKERS: dict[str, tuple[ModuleType, type[LayerPlan]]] = {
+    "cpu": (native, native.Plan),
+    "cuda": (triton, triton_plan.Plan),
+}
 
 
 class PlanCache:
-    """Runs a layer by its native plan, and returns None for what is not plain; `functional.hard` then does the work.
+    """Runs a layer by its plan, and returns None for what is not plain; `functional.hard` then does the work.
 
-    That is: gradients, autocast, a tracer, another dtype or shape, or any chosen backend but native.
+    That is: gradients, autocast, a tracer, another device, dtype or shape, or any chosen backend but the plan's.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self.plan: native.Plan | None = None
+        self.plan: LayerPlan | None = None
 
     def __call__(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         """The hard pass of x by the parameters of an FFF layer, given by name; or None."""
@@ -50,38 +58,38 @@ class PlanCache:
             self.plan = None
             return None
         if not plan.alike(x, *weights):
-            if not _is_simple(x, plan.dtype, plan.in_features):
+            if not _is_simple(x, plan.device, plan.dtype, plan.in_features):
                 return None
             if any(t is None for t in weights) or not plan.reads(weights):
                 self.plan = None
                 return None
             plan.alike = alike_test(x, weights)
-        if not x.is_contiguous() or has_transforms() or is_watched() or chosen() not in ("auto", "native"):
+        if not x.is_contiguous() or has_transforms() or is_watched() or chosen() not in ("auto", plan.backend):
             return None
         held = plan.hold(weights)  # until this call is over
         if activation != plan.activation or held is None:
             self.plan = None
             return None
         if x.dim() == 2:
-            return plan.run(x)
-        return plan.run(x.view(-1, plan.in_features)).view(*x.shape[:-1], plan.out_features)
+            return plan.run(x, weights)
+        y = plan.run(x.view(-1, plan.in_features), weights)
+        return None if y is None else y.view(*x.shape[:-1], plan.out_features)
 
-    def _make(self, x: Any, parameters: Mapping[str, Any], activation: Activation) -> native.Plan | None:
+    def _make(self, x: Any, parameters: Mapping[str, Any], activation: Activation) -> LayerPlan | None:
         """A plan for these parameters, if this is a case for one. What does not fit, `functional.hard` refuses."""
         tensors = [parameters.get(name, self) for name in _NAMES]  # self: a parametrization has it
         weight, present = tensors[0], [t for t in tensors if t is not None]
-        if not self.enabled or chosen() not in ("auto", "native") or not isinstance(activation, str):
+        if not self.enabled or not isinstance(activation, str) or not is_plain(*present):
             return None
-        if not is_plain(*present):
+        if weight is None or not weight.dim() or weight.device.type not in _MAKERS:
             return None
-        if weight is None or not weight.dim() or weight.dtype not in native._DTYPES:
-            return None
-        if not _is_simple(x, weight.dtype, weight.shape[-1]):
+        backend, make = _MAKERS[weight.device.type]
+        if chosen() not in ("auto", make.backend) or not _is_simple(x, weight.device, weight.dtype, weight.shape[-1]):
             return None
         tree, leaves = alias(Tree._make(tensors[:_NODES])), alias(Leaves._make(tensors[_NODES:]))
-        if native.why_not(Request.make("hard", x.view(-1, x.shape[-1]), tree, leaves, activation)):
+        if backend.why_not(Request.make("hard", x.view(-1, x.shape[-1]), tree, leaves, activation)):
             return None
-        plan = native.Plan(tree, leaves, activation).let_go()
+        plan = make(tree, leaves, activation).let_go()
         # Kept with the plan, so that a thread that replaces it cannot mix them.
         missing = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
         plan.read = itemgetter(*(name for name in _NAMES if name not in missing), *missing)
@@ -90,18 +98,18 @@ class PlanCache:
         return plan
 
 
-def _is_simple(x: Any, dtype: torch.dtype, features: int) -> bool:
-    """Whether x is an input that a CPU kernel may read itself, with no autocast, tracer or transform on."""
+def _is_simple(x: Any, device: torch.device, dtype: torch.dtype, features: int) -> bool:
+    """Whether x is an input that a kernel may read itself, with no autocast, tracer or transform on."""
     return (
         type(x) is Tensor
         and x.layout is torch.strided
-        and x.is_cpu
+        and x.device == device
         and x.dtype is dtype
         and x.dim() > 0
         and x.shape[-1] == features
         and x.is_contiguous()
         and not x.is_neg()
-        and not torch.is_autocast_enabled("cpu")
+        and not torch.is_autocast_enabled(device.type)
         and not has_transforms()
         and not is_watched()
     )
