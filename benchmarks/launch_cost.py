@@ -97,7 +97,7 @@ VALUES: dict[str, dict[str, Sequence[Any]]] = {
     "alone": {"warps": (4, 8), "round": (2, 3)},
     "spread": {
         "block": (2, 4, 8), "leaf_warps": (2, 4, 8), "n": (64, 128, 256, 512, 1024), "out_k": (8, 16, 32, 64, 128),
-        "warps": (4, 8, 16),
+        "warps": (4, 8, 16), "out_warps": (1, 2, 4),
     },
     "dense": {"pdl": (False,)},
     "tiles": {
@@ -308,7 +308,7 @@ def _is_current(row: dict[str, str]) -> bool:
 
 def _changed(launch: Any) -> str:
     """The parameters of a launch that differ from the defaults. Others have no effect, or are as always."""
-    unimportant = ("per", "splits", "product_tile", "product_k")  # a few microseconds more or less
+    unimportant = ("per", "splits", "product_tile", "product_nodes", "product_k")  # a few microseconds more or less
     default = type(launch)(launch[0]) if isinstance(launch, triton_tile.TileLaunch) else type(launch)()
     found = {name: value for name, value in launch._asdict().items() if value != getattr(default, name)}
     return json.dumps({name: value for name, value in found.items() if name not in unimportant})

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fastff.backends.triton_choice import _shared_bytes, launches
+from fastff.backends.triton_choice import _shared_bytes, _whole_bytes, launches
 from fastff.backends.triton_size import HOPPER_SHARED, Size, power_of_two
 from helpers import without_interpreter
 
@@ -38,7 +38,10 @@ def test_every_size_has_launches_that_fit(leaf_width, gated, numbers):
         # float32 and int8 have no dense products of the accuracy, or at all.
         assert "dense" not in ways or BYTES[numbers] == (2, 2)
         for name, launch in ways.items():
-            assert (launch.tiny, launch.dense) == (name == "tiny", name == "dense")
+            assert (launch.tiny, launch.dense, launch.whole) == tuple(name == w for w in ("tiny", "dense", "whole"))
+            if name == "whole":
+                assert _whole_bytes(size, launch) <= HOPPER_SHARED
+                assert launch.block >= size.leaves * leaf_width
             if name not in ("tiny", "dense"):
                 assert (launch.grouped, launch.spread) == ("tiles" in name, "spread" in name)
             if "tiles" in name:
@@ -53,7 +56,7 @@ def test_every_size_has_launches_that_fit(leaf_width, gated, numbers):
 AHEAD_OF_TIME = """
 import torch, fastff
 from fastff.backends import triton_dense_kernels, triton_group_kernels, triton_hard, triton_sample_kernels
-from fastff.backends import triton_walk_kernels
+from fastff.backends import triton_walk_kernels, triton_whole_kernels
 from fastff.backends.triton_choice import launches
 from fastff.backends.triton_size import size_of
 from triton_build import Build
@@ -63,6 +66,7 @@ names = {
     triton_sample_kernels: ["descend", "sample_hidden", "sample_output"],
     triton_group_kernels: ["leaf_tiles", "group_hidden", "group_output"],
     triton_dense_kernels: ["own_neurons"],
+    triton_whole_kernels: ["whole_layer"],
 }
 kernels = {name: Build(module, name) for module, its in names.items() for name in its}
 F32, BF16 = torch.float32, torch.bfloat16
@@ -86,6 +90,7 @@ build(65536, 768, 768, 8, 33, "geglu", BF16)
 build(4096, 4096, 4096, 5, 512, "swiglu", BF16, True)
 build(64, 8192, 8192, 3, 1024, "swiglu", F32)
 build(4096, 8192, 8192, 1, 8192, "swiglu", BF16)
+build(10000, 512, 500, 2, 64, "swiglu", BF16)
 triton_hard._MOST_LISTED = 0
 build(4096, 300, 100, 9, 3, "relu", BF16)
 assert all(kernel.built for kernel in kernels.values()), {name: len(k.built) for name, k in kernels.items()}

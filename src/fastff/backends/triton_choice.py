@@ -44,6 +44,7 @@ class Launch(NamedTuple):
     stages: int = 3  # blocks of weights loaded ahead at a time
     out_stages: int = 3
     leaf_warps: int = 4
+    out_warps: int = 4  # spread, one by one: of the second product
 
 
 def launches(size: Size) -> dict[str, Launch]:
@@ -92,11 +93,21 @@ def _whole(size: Size) -> Launch:
     neurons = max(16, power_of_two(size.leaves * size.leaf_width))
     wide = neurons * (1 + size.gated)
     tile = 16 if size.batch < 2048 else 32 if size.batch < 8192 else 64
-    n = max(32, min(128, 16384 // neurons))
-    launch = Launch(whole=True, leaf_tile=tile, block=neurons, k=64, n=n, leaf_warps=8 if wide > 128 else 4)
+    n = min(max(16, power_of_two(size.out)), max(32, min(128, 16384 // neurons)))
+    launch = Launch(whole=True, leaf_tile=tile, block=neurons, k=64, n=n, stages=4, out_stages=2)
     # Few tiles: several programs take one, and share its output columns.
-    parts = max(1, min(-(-size.out // n), 132 * launch.leaf_tile // max(1, size.batch)))
-    return launch._replace(span=-(-size.out // (parts * n)) * n, stages=3 if wide > 256 else 4, out_stages=2)
+    parts = max(1, min(-(-size.out // n), 132 * tile // size.batch))
+    launch = launch._replace(span=-(-size.out // (parts * n)) * n, leaf_warps=8 if wide > 128 else 4)
+    while _whole_bytes(size, launch) > size.shared and launch.k > 16:
+        launch = launch._replace(stages=3) if launch.stages > 3 else launch._replace(k=launch.k // 2)
+    return launch
+
+
+def _whole_bytes(size: Size, launch: Launch) -> int:
+    """A bound on the shared memory of that kernel: blocks in flight, and the hidden layer between the products."""
+    first = launch.stages * launch.k * (launch.leaf_tile + launch.block * (1 + size.gated) + max(16, size.leaves))
+    second = launch.block * (launch.out_stages * launch.n + launch.leaf_tile)
+    return size.bytes * max(first, second) + 16 * 1024
 
 
 def _alone(size: Size) -> Launch:
@@ -107,10 +118,15 @@ def _alone(size: Size) -> Launch:
 
 def _spread(size: Size) -> Launch:
     """The leaf of one sample spread over programs."""
+    is_int8 = size.weight_bytes < size.bytes  # half of the bytes: smaller programs, of which more run at a time
     few = size.batch * size.leaf_width <= 1024
-    launch = Launch(spread=True, block=4 if few else 8)
-    if size.batch < 24:
+    launch = Launch(spread=True, block=4 if few or is_int8 else 8)
+    if size.batch < 24 or size.batch * size.out <= 2**15:
         return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
+    if is_int8:
+        return launch._replace(
+            n=min(256, power_of_two(size.out)), out_k=min(64, power_of_two(size.leaf_width)), out_warps=1
+        )
     # Beyond this many columns, sums and weights of 16 rows leave the registers.
     n = min(2048 // size.bytes, power_of_two(size.out))
     return launch._replace(n=n, out_k=min(16, power_of_two(size.leaf_width)))
@@ -134,13 +150,16 @@ def _grouped(size: Size) -> Launch:
 def _with_products(size: Size) -> Launch:
     """Wide inputs: the top of the tree by products that are spread over the GPU, up to eight levels."""
     top = min(size.depth, 8)
-    nodes = min(128, max(16, 1 << top))
-    # Large tiles read nodes less often, but must be enough for the GPU.
-    many = size.batch * max(nodes, 1 << top) >= 2**21
-    tile = min(128 if many else 64, max(16, power_of_two(size.batch)))
-    k = 64 if size.batch >= 2048 else 128
+    few = size.batch <= 512
+    tile = min(64, max(16, power_of_two(size.batch)))
+    nodes, k = max(16, min(32 if few else 128, 1 << top)), 128
+    if size.shared < 200 * 1024:
+        k = 64
+    elif size.batch << top >= 2**22:  # wide blocks of nodes read inputs less often, and there are enough of them
+        nodes, k = 256, 64
     programs = -(-size.batch // tile) * -(-(1 << top) // nodes)
-    splits = max(1, min(16, size.features // k, power_of_two(math.ceil(64 / programs))))
+    # Each part of a product is one more to add up.
+    splits = max(1, min(8, size.features // k, power_of_two(math.ceil((64 if few else 128) / programs))))
     return Launch(True, top=top, splits=splits, product_tile=tile, product_nodes=nodes, product_k=k)
 
 

@@ -116,51 +116,51 @@ def _walk(size: Size, launch: Launch, row: int) -> dict[str, float]:
 # fmt: off
 CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
     ("alone", 2): {
-        "call": 2.51, "memory_mb": 0.223, "nodes_mb": 0.183, "odd_kb": 0.0198, "odd_mb": 0.154, "program_kb": 0.0238,
-        "reread_mb": 0.087, "round_kb": 0.0109, "rounds": 0.96,
+        "call": 2.52, "memory_mb": 0.259, "nodes_mb": 0.2, "odd_kb": 0.0343, "odd_mb": 0.105, "program_kb": 0.0242,
+        "reread_mb": 0.0873, "round_kb": 0.0454, "rounds": 0.763,
     },
     ("alone", 4): {
-        "call": 1.95, "memory_mb": 0.336, "nodes_mb": 0.0672, "odd_kb": 0.016, "odd_mb": 0.0411, "program_kb": 0.0093,
-        "reread_mb": 0.0816, "round_kb": 0.212, "rounds": 0.493,
+        "call": 1.62, "memory_mb": 0.282, "nodes_mb": 0.0655, "odd_kb": 0.0107, "odd_mb": 0.0546, "program_kb": 0.0101,
+        "reread_mb": 0.0866, "round_kb": 0.321, "rounds": 0.628,
     },
     ("dense", 2): {
-        "call": 18, "gflop": 0.709, "hidden_mb": 2.21, "memory_mb": 0.0441, "odd_mb": 1.55, "round_kb": 0.531,
-        "splits": 9.12, "top_gflop": 26.7, "weights_mb": 0.169,
+        "call": 20.1, "gflop": 0.745, "hidden_mb": 2.25, "memory_mb": 0.0996, "nodes_mb": 0.248, "odd_mb": 2.22,
+        "round_kb": 0.29, "splits": 3.63, "top_gflop": 18.7, "weights_mb": 0.166,
     },
     ("spread", 2): {
-        "call": 6.25, "memory_mb": 0.3, "nodes_mb": 0.154, "odd_mb": 0.4, "reread_mb": 0.114, "round_kb": 0.0862,
-        "rounds": 0.424,
+        "call": 4.72, "memory_mb": 0.314, "nodes_mb": 0.213, "odd_mb": 0.237, "reread_mb": 0.109, "round_kb": 0.137,
+        "rounds": 0.68,
     },
     ("spread", 4): {
-        "call": 5.46, "memory_mb": 0.302, "nodes_mb": 0.119, "odd_mb": 0.00193, "program_kb": 0.0328,
-        "reread_mb": 0.0935, "round_kb": 0.187, "rounds": 0.0809,
+        "call": 4.9, "memory_mb": 0.273, "nodes_mb": 0.12, "odd_mb": 0.0544, "reread_mb": 0.0928, "round_kb": 0.363,
+        "rounds": 0.213,
     },
     ("spread tiles", 2): {
-        "call": 11.6, "gflop": 1.18, "memory_mb": 0.187, "nodes_mb": 0.0537, "odd_kb": 0.269, "odd_mb": 0.735,
-        "program_kb": 0.00763, "reread_mb": 0.0866, "round_kb": 1.1, "rounds": 1.82, "splits": 1.22, "tiles": 9.39,
-        "top_gflop": 2.54, "top_mb": 5.09,
+        "call": 11.8, "gflop": 2.4, "memory_mb": 0.167, "nodes_mb": 0.2, "odd_kb": 0.0228, "odd_mb": 0.701,
+        "program_kb": 0.0107, "round_kb": 1.05, "rounds": 2.61, "splits": 1.49, "tiles": 5.42, "top_gflop": 3.12,
+        "top_mb": 5.9,
     },
     ("spread tiles", 4): {
-        "call": 8.14, "gflop": 10.7, "nodes_mb": 0.1, "odd_mb": 0.897, "reread_mb": 0.562, "round_kb": 1.57,
-        "rounds": 1,
+        "call": 15.4, "gflop": 20.5, "nodes_mb": 0.0731, "odd_mb": 0.583, "reread_mb": 0.757, "round_kb": 1.33,
     },
     ("tiles", 2): {
-        "call": 9.18, "gflop": 3.94, "memory_mb": 0.156, "nodes_mb": 0.0372, "odd_kb": 0.0661, "odd_mb": 0.683,
-        "program_kb": 0.0096, "round_kb": 0.841, "rounds": 1.6, "splits": 7.32, "top_gflop": 0.586, "top_mb": 6.26,
+        "call": 9.2, "gflop": 4.55, "memory_mb": 0.161, "nodes_mb": 0.446, "odd_kb": 0.0497, "odd_mb": 0.564,
+        "program_kb": 0.00963, "round_kb": 0.907, "rounds": 0.789, "splits": 4.79, "top_gflop": 0.214, "top_mb": 7.88,
     },
     ("tiles", 4): {
-        "call": 12.3, "memory_mb": 0.0311, "nodes_mb": 0.333, "odd_kb": 0.113, "odd_mb": 0.326, "reread_mb": 0.161,
-        "round_kb": 0.924, "tiles": 33.2,
-    },
-    ("whole", 2): {
-        "call": 5, "memory_mb": 0.3, "program_kb": 0.02, "out_kb": 0.02, "odd_kb": 0.1,
+        "call": 11.6, "memory_mb": 0.0269, "nodes_mb": 0.403, "odd_kb": 0.096, "odd_mb": 0.127, "program_kb": 0.0335,
+        "reread_mb": 0.213, "round_kb": 0.704, "tiles": 32.8,
     },
     ("tiny", 2): {
-        "call": 2.92, "memory_mb": 1.22, "odd_kb": 0.64, "round_kb": 1.25,
+        "call": 2.09, "memory_mb": 1.04, "nodes_mb": 0.0385, "odd_kb": 0.817, "odd_mb": 0.295, "program_kb": 0.00955,
+        "round_kb": 0.476, "rounds": 0.42,
     },
     ("tiny", 4): {
-        "call": 1.33, "memory_mb": 0.239, "nodes_mb": 0.00468, "odd_kb": 0.127, "odd_mb": 0.197, "program_kb": 0.105,
-        "round_kb": 0.187, "rounds": 0.408,
+        "call": 1.48, "memory_mb": 0.206, "nodes_mb": 0.00479, "odd_kb": 0.109, "odd_mb": 0.203, "program_kb": 0.105,
+        "round_kb": 0.214, "rounds": 0.351,
+    },
+    ("whole", 2): {
+        "call": 2.9, "memory_mb": 0.283, "odd_kb": 0.0501, "out_kb": 0.122, "program_kb": 0.0174,
     },
 }
 # fmt: on

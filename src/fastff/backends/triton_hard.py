@@ -215,7 +215,7 @@ def _spread_samples(
         sample_output, (batch, -(-out // launch.n)),
         weights[6], weights[7], leaf, hidden, y,
         L=width, OUT=out, OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n,
-        WIDE=launch.n * weights[6].element_size() >= 512 * launch.leaf_warps, **_options(launch, launch.leaf_warps),
+        WIDE=launch.n * weights[6].element_size() >= 512 * launch.out_warps, **_options(launch, launch.out_warps),
     )  # fmt: skip
     return y
 
@@ -280,7 +280,7 @@ def _node_products(x: Tensor, tree: Tree, count: Tensor | None, launch: Launch) 
         x, tree.weight, z, z if count is None else count, batch, (1 << launch.top) - 1, span,
         0 if count is None else len(count),
         IN=features, COLUMNS=columns, BM=launch.product_tile, BN=launch.product_nodes, BK=k, EVEN=features % k == 0,
-        STAGES=min(4, span // k), **_options(launch, 8 if launch.product_tile == 128 else 4),
+        STAGES=min(4, span // k), **_options(launch, 4),
     )  # fmt: skip
     return z
 

@@ -46,9 +46,7 @@ def wait_in_turn(PDL: tl.constexpr):
 
 
 @triton.jit
-def row_blocks(
-    ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT: tl.constexpr, CACHE: tl.constexpr
-):
+def row_blocks(ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT: tl.constexpr, CACHE: tl.constexpr):
     """Some rows of a matrix with WIDTH columns, as a tuple of blocks (..., BLOCK), all on their way at once."""
     k = tl.arange(0, BLOCK)
     row = ptr + tl.expand_dims(rows.to(tl.int64), -1) * WIDTH
