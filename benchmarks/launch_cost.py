@@ -7,8 +7,8 @@
 in CUDA graphs on rotated inputs, after its output was checked against float64. `--variants N` also draws N other launch
 parameters for each way at the sizes of large_table.py, a Llama and the paper. Both parts stop in time if asked to.
 
-`fit` prints constants fitted to all sizes. The errors that it prints are those of constants fitted to two thirds of the
-sizes, on the others. It also says how much longer the predicted way takes than the fastest one.
+`fit` prints constants fitted to all sizes: to the times, and to who is fastest. Before that it fits two thirds of the
+sizes, and says how well the constants do on the others.
 """
 
 import argparse
@@ -223,8 +223,6 @@ def _row(job: Job, us: float, note: str) -> dict[str, object]:
 
 
 def fit(options: argparse.Namespace) -> None:
-    import numpy
-
     with options.rows.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["us"] and _is_current(row)]
     sizes: dict[tuple[Any, ...], dict[str, float]] = {}
@@ -232,54 +230,104 @@ def fit(options: argparse.Namespace) -> None:
         sizes.setdefault(tuple(row[name] for name in (*SIZE, "weights", "kind")), {})[row["way"]] = float(row["us"])
     keys = sorted(sizes)
     random.Random(0).shuffle(keys)
-    held = set(keys[: len(keys) // 3])
-    constants: dict[tuple[str, int], dict[str, float]] = {}
-    for way in sorted({row["way"] for row in rows} - {"FF"}):
-        for size_bytes in (2, 4):
-            given = [(size_of_key(key), sizes[key][way], key) for key in keys if way in sizes[key]]
-            given = [each for each in given if each[0].bytes == size_bytes and way in launches(each[0])]
-            if not given:
-                continue
-            found = [triton_cost.quantities(size, way, launches(size)[way]) for size, _, _ in given]
-            names = sorted({name for each in found for name, value in each.items() if value})
-            matrix = numpy.array([[each.get(name, 0) for name in names] for each in found])
-            us = numpy.array([us for _, us, _ in given])
-            best = numpy.array([min(t for w, t in sizes[key].items() if w != "FF") for _, _, key in given])
-            kept = numpy.array([key not in held for _, _, key in given])
-            # What counts is who is fastest: a way that is far behind counts less. And sizes that people use count more.
-            named = numpy.array([1 if key[-1] == "random" else 3 for _, _, key in given])
-            weight = named * best / us
-            # For the errors; for the constants.
-            both = [solve(matrix[chosen], us[chosen], weight[chosen]) for chosen in (kept, kept | True)]
-            if (~kept).any():
-                error = matrix[~kept] @ both[0] / us[~kept]
-                print(f"# {way}, {size_bytes} bytes: {len(given)} sizes; predicted / measured of those held out: "
-                      f"median {numpy.median(error):.2f}, {error.min():.2f} to {error.max():.2f}")  # fmt: skip
-            found_constants = zip(names, both[1], strict=True)
-            constants[way, size_bytes] = {name: float(f"{v:.3g}") for name, v in found_constants if v > 1e-6}
+    held = keys[: len(keys) // 3]
+    for kept, shown in ((keys[len(held) :], held), (keys, keys)):
+        constants = fit_choice(sizes, kept)
+        triton_cost.CONSTANTS.clear()
+        triton_cost.CONSTANTS.update(constants)
+        triton_cost.fastest.cache_clear()
+        print(f"# fitted to {len(kept)} sizes, tried on {'the same' if shown is keys else f'{len(held)} others'}")
+        _print_errors(sizes, shown, not_all=shown is held)
     print("CONSTANTS = {")
     for key, values in constants.items():
         print(f'    ("{key[0]}", {key[1]}): {json.dumps(values)},')
     print("}")
-    triton_cost.CONSTANTS.clear()
-    triton_cost.CONSTANTS.update(constants)
-    triton_cost.fastest.cache_clear()
+
+
+def _print_errors(sizes: dict[tuple[Any, ...], dict[str, float]], keys: Sequence[Any], not_all: bool) -> None:
+    """How far predictions are off by way, and how much longer the chosen way takes than the fastest."""
+    ratios: dict[tuple[str, int], list[float]] = {}
     regret = []
     for key in keys:
-        measured = {way: us for way, us in sizes[key].items() if way != "FF"}
-        way = triton_cost.fastest(size_of_key(key)).way
+        size, measured = size_of_key(key), {way: us for way, us in sizes[key].items() if way != "FF"}
+        ways = launches(size)
+        for way, us in measured.items():
+            ratios.setdefault((way, size.bytes), []).append(triton_cost.predict(size, way, ways[way]) / us)
+        way = triton_cost.fastest(size).way
         if way in measured and len(measured) > 1:  # there was a choice
             best = min(measured, key=measured.__getitem__)
-            dense_us = sizes[key].get("FF", math.inf)
-            regret.append((measured[way] / measured[best], measured[way] / dense_us, way, best, key))
-    regret.sort(reverse=True, key=lambda each: each[0])
-    ratios = [each[0] for each in regret]
-    print(f"# chosen over fastest: median {statistics.median(ratios):.3f}, p90 {ratios[len(ratios) // 10]:.2f}, "
-          f"worst {ratios[0]:.2f}; slower than FF: {sum(each[1] > 1 for each in regret)} of {len(regret)}")  # fmt: skip
-    for each in regret[:10]:
-        print("#", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
-    for each in sorted(regret, key=lambda each: -each[1])[:15]:
-        print("# FF", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
+            ff_us = sizes[key].get("FF", math.inf)
+            regret.append((measured[way] / measured[best], measured[way] / ff_us, way, best, *key))
+    for (way, size_bytes), found in sorted(ratios.items()):
+        print(f"# {way}, {size_bytes} bytes: {len(found)} sizes; predicted / measured: "
+              f"median {statistics.median(found):.2f}, {min(found):.2f} to {max(found):.2f}")  # fmt: skip
+    regret.sort(reverse=True)
+    times = [each[0] for each in regret]
+    slower = sum(each[1] > 1 for each in regret)
+    print(f"# chosen over fastest: the fastest for {sum(t == 1 for t in times)} of {len(times)}, "
+          f"p90 {times[len(times) // 10]:.2f}, worst {times[0]:.2f}; slower than FF: {slower}")  # fmt: skip
+    if not_all:
+        return
+    for title, by in (("behind", 0), ("FF", 1)):
+        for each in sorted(regret, key=lambda each: -each[by])[:12]:
+            print(f"# {title}", f"{each[0]:.2f} {each[1]:.2f}", *each[2:])
+
+
+def fit_choice(sizes: dict[tuple[Any, ...], dict[str, float]], keys: Sequence[Any]) -> dict[Any, dict[str, float]]:
+    """Constants by which the fastest way is chosen: first each way's own times, then who is ahead of whom."""
+    import numpy
+
+    ways = sorted({way for key in keys for way in sizes[key]} - {"FF"})
+    names: dict[Any, list[str]] = {}
+    matrices, start = {}, {}
+    for way in ways:
+        for size_bytes in (2, 4):
+            given = [key for key in keys if way in sizes[key] and size_of_key(key).bytes == size_bytes]
+            given = [key for key in given if way in launches(size_of_key(key))]
+            if not given:
+                continue
+            found = [triton_cost.quantities(size_of_key(k), way, launches(size_of_key(k))[way]) for k in given]
+            kind = way, size_bytes
+            names[kind] = sorted({name for each in found for name, value in each.items() if value})
+            matrix = numpy.array([[each.get(name, 0) for name in names[kind]] for each in found])
+            us = numpy.array([sizes[key][way] for key in given])
+            best = numpy.array([min(t for w, t in sizes[key].items() if w != "FF") for key in given])
+            named = numpy.array([1 if key[-1] == "random" else 3 for key in given])
+            start[kind] = solve(matrix, us, named * best / us)
+            matrices[kind] = given, torch.tensor(matrix), torch.tensor(us)
+    found = refine(matrices, start)
+    return {
+        kind: {name: float(f"{v:.3g}") for name, v in zip(names[kind], found[kind], strict=True) if v > 1e-6}
+        for kind in start
+    }
+
+
+def refine(matrices: dict[Any, Any], start: dict[Any, Any]) -> dict[Any, list[float]]:
+    """The constants changed so that the fastest way is predicted to be the fastest, and times stay close."""
+    scale = {kind: 1 / (matrix.max(0).values + 1e-30) for kind, (_, matrix, _) in matrices.items()}
+    logs = {kind: torch.log(torch.tensor(c) / scale[kind] + 1e-2).requires_grad_() for kind, c in start.items()}
+    keys = sorted({key for given, _, _ in matrices.values() for key in given})
+    row = {key: i for i, key in enumerate(keys)}
+    weight = torch.tensor([1.0 if key[-1] == "random" else 3.0 for key in keys])
+    optimizer = torch.optim.Adam([*logs.values()], lr=0.02)
+    for _ in range(1500):
+        predicted = torch.full((len(keys), len(matrices)), math.inf, dtype=torch.float64)
+        took = torch.ones_like(predicted)
+        closeness = torch.zeros((), dtype=torch.float64)
+        for i, (kind, (given, matrix, us)) in enumerate(matrices.items()):
+            at = torch.tensor([row[key] for key in given])
+            log = torch.log(matrix @ (logs[kind].exp() * scale[kind]))
+            predicted = predicted.index_put((at, torch.tensor(i)), log + (math.log(1.25) if kind[0] == "dense" else 0))
+            took[at, i] = us
+            closeness = closeness + torch.nn.functional.huber_loss(log, us.log(), delta=0.3, reduction="sum")
+        share = torch.softmax(-predicted / 0.05, 1)  # of each way, were the choice made with some doubt
+        best = took.masked_fill(predicted.isinf(), math.inf).min(1, keepdim=True).values
+        behind = (share * torch.log(took / best)).sum(1)
+        loss = (weight * behind).sum() + 0.1 * closeness
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {kind: (log.exp() * scale[kind]).tolist() for kind, log in logs.items()}
 
 
 def solve(matrix: Any, us: Any, weight: Any) -> Any:

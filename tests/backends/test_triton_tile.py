@@ -143,7 +143,7 @@ def test_choice_of_the_way():
 )
 def test_agrees_with_float64(way, dtype, batch, sizes, depth, leaf_width, options):
     """The leaves of float64 where its logits are clear, and at most twice the error of plain torch; every time."""
-    if way == "leaf" and sizes[0] > 512:
+    if way == "leaf" and (sizes[0] > 512 or dtype == torch.float32):
         pytest.skip("not a way that is ever taken")
     layer = layer_of(*sizes, depth=depth, leaf_width=leaf_width, dtype=dtype, **options)
     x = torch.randn(batch, sizes[0], device=DEVICE).to(dtype)

@@ -5,13 +5,13 @@ The operations have no derivative: where one is needed, the compiler gets the pl
 export, which must run where fastff is not installed.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._torch import is_plain
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
 from ..validate import check_layer, check_leaf
 from .choice import choose, run
@@ -37,13 +37,14 @@ def _hard(
     gate_scale: Tensor | None,
     activation: str,
 ) -> Tensor:
-    tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
+    nodes = node_weight, node_bias, node_out_weight, node_out_bias
     scales = in_scale, out_scale, gate_scale
-    leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias, *scales)
+    parts = in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias, *scales
     with torch.no_grad():
-        y = _planned(x, tree, leaves, activation)
+        y = _planned(x, in_weight, (*nodes, *parts), activation)
         if y is not None:
             return y
+        tree, leaves = Tree(*nodes), Leaves(*parts)
         request = known_request(x, tree, leaves, activation)
         if request is None:
             check_layer(x, tree, leaves, activation)
@@ -53,17 +54,17 @@ def _hard(
         return output
 
 
-def _planned(x: Tensor, tree: Tree, leaves: Leaves, activation: str) -> Tensor | None:
+def _planned(x: Tensor, leaves: Tensor, parameters: tuple[Tensor | None, ...], activation: str) -> Tensor | None:
     """The hard pass by a plan that is kept from call to call, as a layer keeps its own; None if that cannot."""
-    if x.dim() != 2 or not is_plain(leaves.in_weight):
+    if x.dim() != 2 or type(leaves) not in (Tensor, torch.nn.Parameter) or leaves.layout is not torch.strided:
         return None
-    address = leaves.in_weight.data_ptr()
+    address = leaves.data_ptr()
     plans = _plans.get(address)
     if plans is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         plans = _plans.setdefault(address, PlanCache())
-    return plans(x, dict(zip(_NAMES, (*tree, *leaves), strict=True)), activation)
+    return plans(x, dict(zip(_NAMES, parameters, strict=True)), activation)
 
 
 _MOST_PLANS = 1024
@@ -111,9 +112,20 @@ def _run(request: Request) -> Any:
     return run(choose(request)[0], request)
 
 
-hard = torch.library.custom_op("fastff::hard", _hard, mutates_args=())
-route = torch.library.custom_op("fastff::route", _route, mutates_args=())
-visit = torch.library.custom_op("fastff::visit", _visit, mutates_args=())
+# Not by torch.library.custom_op, which adds 40 us of Python to each call; it checks what the tests check here.
+_library = torch.library.Library("fastff", "FRAGMENT")
+
+
+def _register(name: str, function: Callable[..., Tensor]) -> Any:
+    schema = torch.library.infer_schema(function, mutates_args=())
+    _library.define(name + schema)
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    return getattr(torch.ops.fastff, name).default
+
+
+hard = _register("hard", _hard)
+route = _register("route", _route)
+visit = _register("visit", _visit)
 
 
 def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -124,6 +136,7 @@ def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: 
     return x.new_empty(x.shape[0], *size, dtype=dtype)
 
 
-hard.register_fake(lambda x, *rest: _empty(x, rest, rest[6].shape[-1]))
-route.register_fake(lambda x, *rest: _empty(x, rest, dtype=torch.int64))
-visit.register_fake(lambda x, leaf, *rest: _empty(x, [leaf, *rest], rest[2].shape[-1]))
+_fake = functools.partial(torch.library.register_fake, lib=_library)
+_fake("fastff::hard", lambda x, *rest: _empty(x, rest, rest[6].shape[-1]))
+_fake("fastff::route", lambda x, *rest: _empty(x, rest, dtype=torch.int64))
+_fake("fastff::visit", lambda x, leaf, *rest: _empty(x, [leaf, *rest], rest[2].shape[-1]))

@@ -116,51 +116,54 @@ def _walk(size: Size, launch: Launch, row: int) -> dict[str, float]:
 # fmt: off
 CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
     ("alone", 2): {
-        "call": 2.52, "memory_mb": 0.259, "nodes_mb": 0.2, "odd_kb": 0.0343, "odd_mb": 0.105, "program_kb": 0.0242,
-        "reread_mb": 0.0873, "round_kb": 0.0454, "rounds": 0.763,
+        "call": 1.54, "memory_mb": 0.223, "nodes_mb": 0.256, "odd_kb": 0.0436, "odd_mb": 0.24, "program_kb": 0.0515,
+        "reread_mb": 0.0583, "round_kb": 0.00082, "rounds": 0.926,
     },
     ("alone", 4): {
-        "call": 1.62, "memory_mb": 0.282, "nodes_mb": 0.0655, "odd_kb": 0.0107, "odd_mb": 0.0546, "program_kb": 0.0101,
-        "reread_mb": 0.0866, "round_kb": 0.321, "rounds": 0.628,
+        "call": 1.19, "memory_mb": 0.187, "nodes_mb": 0.0938, "odd_kb": 0.022, "odd_mb": 0.105, "program_kb": 0.0165,
+        "reread_mb": 0.0896, "round_kb": 0.251, "rounds": 0.565,
     },
     ("dense", 2): {
-        "call": 20.1, "gflop": 0.745, "hidden_mb": 2.25, "memory_mb": 0.0996, "nodes_mb": 0.248, "odd_mb": 2.22,
-        "round_kb": 0.29, "splits": 3.63, "top_gflop": 18.7, "weights_mb": 0.166,
+        "call": 19.8, "gflop": 0.636, "hidden_mb": 2.27, "memory_mb": 0.574, "nodes_mb": 0.294, "odd_mb": 2.47,
+        "round_kb": 0.00906, "rounds": 2.62e-05, "splits": 0.0228, "top_gflop": 4.72, "top_mb": 1.78e-05, "weights_mb":
+        0.205,
     },
     ("spread", 2): {
-        "call": 4.72, "memory_mb": 0.314, "nodes_mb": 0.213, "odd_mb": 0.237, "reread_mb": 0.109, "round_kb": 0.137,
-        "rounds": 0.68,
+        "call": 4.02, "memory_mb": 0.251, "nodes_mb": 0.171, "odd_kb": 2.99e-06, "odd_mb": 0.168, "reread_mb": 0.158,
+        "round_kb": 0.235, "rounds": 0.612,
     },
     ("spread", 4): {
-        "call": 4.9, "memory_mb": 0.273, "nodes_mb": 0.12, "odd_mb": 0.0544, "reread_mb": 0.0928, "round_kb": 0.363,
-        "rounds": 0.213,
+        "call": 5, "memory_mb": 0.211, "nodes_mb": 0.222, "odd_mb": 0.115, "program_kb": 0.0278, "reread_mb": 0.0886,
+        "round_kb": 0.239, "rounds": 0.0471,
     },
     ("spread tiles", 2): {
-        "call": 11.8, "gflop": 2.4, "memory_mb": 0.167, "nodes_mb": 0.2, "odd_kb": 0.0228, "odd_mb": 0.701,
-        "program_kb": 0.0107, "round_kb": 1.05, "rounds": 2.61, "splits": 1.49, "tiles": 5.42, "top_gflop": 3.12,
-        "top_mb": 5.9,
+        "call": 14.7, "gflop": 2.77, "memory_mb": 0.17, "nodes_mb": 0.00467, "odd_kb": 0.0365, "odd_mb": 0.867,
+        "program_kb": 0.000479, "round_kb": 1.2, "rounds": 2.16, "splits": 2.36, "tiles": 14.1, "top_gflop": 6.59,
+        "top_mb": 7.75,
     },
     ("spread tiles", 4): {
-        "call": 15.4, "gflop": 20.5, "nodes_mb": 0.0731, "odd_mb": 0.583, "reread_mb": 0.757, "round_kb": 1.33,
+        "call": 6.86, "gflop": 7.16, "memory_mb": 0.0598, "nodes_mb": 0.000866, "odd_kb": 0.0255, "odd_mb": 0.529,
+        "reread_mb": 1.28, "round_kb": 1.67, "rounds": 1.44, "tiles": 0.0238,
     },
     ("tiles", 2): {
-        "call": 9.2, "gflop": 4.55, "memory_mb": 0.161, "nodes_mb": 0.446, "odd_kb": 0.0497, "odd_mb": 0.564,
-        "program_kb": 0.00963, "round_kb": 0.907, "rounds": 0.789, "splits": 4.79, "top_gflop": 0.214, "top_mb": 7.88,
+        "call": 10.5, "gflop": 1.98, "memory_mb": 0.2, "nodes_mb": 0.00645, "odd_kb": 0.0313, "odd_mb": 0.419,
+        "program_kb": 0.0199, "round_kb": 0.725, "rounds": 0.307, "splits": 0.236, "tiles": 3.25e-05, "top_gflop":
+        0.144, "top_mb": 13.2,
     },
     ("tiles", 4): {
-        "call": 11.6, "memory_mb": 0.0269, "nodes_mb": 0.403, "odd_kb": 0.096, "odd_mb": 0.127, "program_kb": 0.0335,
-        "reread_mb": 0.213, "round_kb": 0.704, "tiles": 32.8,
+        "call": 11.7, "gflop": 0.000113, "memory_mb": 0.0019, "nodes_mb": 0.491, "odd_kb": 0.0509, "odd_mb": 0.00625,
+        "program_kb": 0.056, "reread_mb": 0.0869, "round_kb": 0.406, "rounds": 0.000104, "tiles": 40.6,
     },
     ("tiny", 2): {
-        "call": 2.09, "memory_mb": 1.04, "nodes_mb": 0.0385, "odd_kb": 0.817, "odd_mb": 0.295, "program_kb": 0.00955,
-        "round_kb": 0.476, "rounds": 0.42,
+        "call": 1.27, "memory_mb": 0.029, "nodes_mb": 0.126, "odd_kb": 0.593, "odd_mb": 0.0684, "program_kb": 0.124,
+        "reread_mb": 2.27e-06, "round_kb": 0.762, "rounds": 0.908,
     },
     ("tiny", 4): {
-        "call": 1.48, "memory_mb": 0.206, "nodes_mb": 0.00479, "odd_kb": 0.109, "odd_mb": 0.203, "program_kb": 0.105,
-        "round_kb": 0.214, "rounds": 0.351,
+        "call": 1.09, "memory_mb": 0.055, "nodes_mb": 0.0015, "odd_kb": 0.217, "odd_mb": 0.159, "program_kb": 0.122,
+        "reread_mb": 1.48e-06, "round_kb": 0.367, "rounds": 0.631,
     },
     ("whole", 2): {
-        "call": 2.9, "memory_mb": 0.283, "odd_kb": 0.0501, "out_kb": 0.122, "program_kb": 0.0174,
+        "call": 3.89, "memory_mb": 0.0221, "odd_kb": 0.0403, "out_kb": 0.232, "program_kb": 0.0102,
     },
 }
 # fmt: on
