@@ -74,6 +74,7 @@ def quantities(size: Size, way: str, launch: Launch) -> dict[str, float]:
         width = max(16, size.leaf_width)
         found["gflop"] = 2e-9 * tiles * launch.leaf_tile * size.leaf_numbers / size.leaf_width * width
         found["tiles"] = 1e-3 * tiles
+        found["tile_kb"] = 1e-3 * launch.leaf_tile * (row + (0 if launch.spread else out_row))
     return found
 
 
@@ -116,54 +117,55 @@ def _walk(size: Size, launch: Launch, row: int) -> dict[str, float]:
 # fmt: off
 CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
     ("alone", 2): {
-        "call": 1.54, "memory_mb": 0.223, "nodes_mb": 0.256, "odd_kb": 0.0436, "odd_mb": 0.24, "program_kb": 0.0515,
-        "reread_mb": 0.0583, "round_kb": 0.00082, "rounds": 0.926,
+        "call": 2.07, "memory_mb": 0.245, "nodes_mb": 0.182, "odd_kb": 0.0106, "odd_mb": 0.27, "program_kb": 0.0489,
+        "reread_mb": 0.0801, "round_kb": 0.0946, "rounds": 0.659,
     },
     ("alone", 4): {
-        "call": 1.19, "memory_mb": 0.187, "nodes_mb": 0.0938, "odd_kb": 0.022, "odd_mb": 0.105, "program_kb": 0.0165,
-        "reread_mb": 0.0896, "round_kb": 0.251, "rounds": 0.565,
+        "call": 0.718, "memory_mb": 0.264, "nodes_mb": 0.0754, "odd_kb": 0.00605, "odd_mb": 0.0936, "program_kb":
+        0.0273, "reread_mb": 0.0794, "round_kb": 0.2, "rounds": 1.16,
     },
     ("dense", 2): {
-        "call": 19.8, "gflop": 0.636, "hidden_mb": 2.27, "memory_mb": 0.574, "nodes_mb": 0.294, "odd_mb": 2.47,
-        "round_kb": 0.00906, "rounds": 2.62e-05, "splits": 0.0228, "top_gflop": 4.72, "top_mb": 1.78e-05, "weights_mb":
-        0.205,
+        "call": 20.3, "gflop": 0.641, "hidden_mb": 2.13, "memory_mb": 0.612, "nodes_mb": 0.135, "odd_mb": 2.59,
+        "round_kb": 0.00574, "rounds": 2.21e-05, "splits": 0.278, "top_gflop": 1.82, "top_mb": 1.91e-05, "weights_mb":
+        0.202,
     },
     ("spread", 2): {
-        "call": 4.02, "memory_mb": 0.251, "nodes_mb": 0.171, "odd_kb": 2.99e-06, "odd_mb": 0.168, "reread_mb": 0.158,
-        "round_kb": 0.235, "rounds": 0.612,
+        "call": 3, "memory_mb": 0.271, "nodes_mb": 0.249, "odd_kb": 0.0358, "odd_mb": 0.151, "program_kb": 1.74e-06,
+        "reread_mb": 0.154, "round_kb": 0.104, "rounds": 1.39,
     },
     ("spread", 4): {
-        "call": 5, "memory_mb": 0.211, "nodes_mb": 0.222, "odd_mb": 0.115, "program_kb": 0.0278, "reread_mb": 0.0886,
-        "round_kb": 0.239, "rounds": 0.0471,
+        "call": 4.69, "memory_mb": 0.199, "nodes_mb": 0.375, "odd_mb": 0.0741, "reread_mb": 0.097, "round_kb": 0.346,
+        "rounds": 0.2,
     },
     ("spread tiles", 2): {
-        "call": 14.7, "gflop": 2.77, "memory_mb": 0.17, "nodes_mb": 0.00467, "odd_kb": 0.0365, "odd_mb": 0.867,
-        "program_kb": 0.000479, "round_kb": 1.2, "rounds": 2.16, "splits": 2.36, "tiles": 14.1, "top_gflop": 6.59,
-        "top_mb": 7.75,
+        "call": 9.67, "gflop": 1.53, "memory_mb": 0.203, "nodes_mb": 0.0134, "odd_kb": 0.108, "odd_mb": 0.723,
+        "program_kb": 0.00187, "reread_mb": 0.0037, "round_kb": 1.06, "rounds": 3.72, "splits": 0.001, "tile_kb":
+        0.0929, "tiles": 14, "top_gflop": 4.25, "top_mb": 2.52,
     },
     ("spread tiles", 4): {
-        "call": 6.86, "gflop": 7.16, "memory_mb": 0.0598, "nodes_mb": 0.000866, "odd_kb": 0.0255, "odd_mb": 0.529,
-        "reread_mb": 1.28, "round_kb": 1.67, "rounds": 1.44, "tiles": 0.0238,
+        "call": 3.41, "gflop": 0.602, "memory_mb": 0.183, "nodes_mb": 0.00245, "odd_kb": 0.0125, "odd_mb": 0.209,
+        "reread_mb": 0.811, "round_kb": 0.52, "rounds": 1.91, "tile_kb": 0.424, "tiles": 14.1,
     },
     ("tiles", 2): {
-        "call": 10.5, "gflop": 1.98, "memory_mb": 0.2, "nodes_mb": 0.00645, "odd_kb": 0.0313, "odd_mb": 0.419,
-        "program_kb": 0.0199, "round_kb": 0.725, "rounds": 0.307, "splits": 0.236, "tiles": 3.25e-05, "top_gflop":
-        0.144, "top_mb": 13.2,
+        "call": 7.49, "gflop": 6.31, "memory_mb": 0.0172, "nodes_mb": 0.482, "odd_kb": 0.0652, "odd_mb": 0.474,
+        "program_kb": 0.0113, "round_kb": 1.02, "rounds": 1.14, "splits": 0.000101, "tile_kb": 0.0347, "tiles": 0.0631,
+        "top_gflop": 0.00535, "top_mb": 2.27,
     },
     ("tiles", 4): {
-        "call": 11.7, "gflop": 0.000113, "memory_mb": 0.0019, "nodes_mb": 0.491, "odd_kb": 0.0509, "odd_mb": 0.00625,
-        "program_kb": 0.056, "reread_mb": 0.0869, "round_kb": 0.406, "rounds": 0.000104, "tiles": 40.6,
+        "call": 7.86, "gflop": 23.9, "memory_mb": 0.000544, "nodes_mb": 0.0619, "odd_kb": 0.0198, "odd_mb": 0.298,
+        "program_kb": 0.00609, "reread_mb": 0.0659, "round_kb": 0.174, "rounds": 0.000111, "tile_kb": 0.223, "tiles":
+        8.85,
     },
     ("tiny", 2): {
-        "call": 1.27, "memory_mb": 0.029, "nodes_mb": 0.126, "odd_kb": 0.593, "odd_mb": 0.0684, "program_kb": 0.124,
-        "reread_mb": 2.27e-06, "round_kb": 0.762, "rounds": 0.908,
+        "call": 1.1, "memory_mb": 0.122, "nodes_mb": 0.112, "odd_kb": 0.844, "odd_mb": 0.196, "program_kb": 0.00215,
+        "reread_mb": 4.83e-06, "round_kb": 0.856, "rounds": 0.975,
     },
     ("tiny", 4): {
-        "call": 1.09, "memory_mb": 0.055, "nodes_mb": 0.0015, "odd_kb": 0.217, "odd_mb": 0.159, "program_kb": 0.122,
-        "reread_mb": 1.48e-06, "round_kb": 0.367, "rounds": 0.631,
+        "call": 1.75, "memory_mb": 0.116, "nodes_mb": 5.94e-05, "odd_kb": 0.855, "odd_mb": 0.0976, "program_kb": 0.074,
+        "reread_mb": 2.08e-06, "round_kb": 0.538, "rounds": 0.0194,
     },
     ("whole", 2): {
-        "call": 3.89, "memory_mb": 0.0221, "odd_kb": 0.0403, "out_kb": 0.232, "program_kb": 0.0102,
+        "call": 3.01, "memory_mb": 0.0056, "odd_kb": 0.0659, "out_kb": 0.342, "program_kb": 0.00683,
     },
 }
 # fmt: on

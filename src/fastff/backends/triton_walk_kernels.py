@@ -74,11 +74,12 @@ def row_products(
         x_row = x_ptr + tl.expand_dims(x_rows.to(tl.int64), -1) * WIDTH
         w_row = w_ptr + tl.expand_dims(rows.to(tl.int64), -1) * WIDTH
         total = (tl.expand_dims(rows, -1) + k).to(tl.float32) * 0
-        for at in tl.range(0, WIDTH, BLOCK):
-            inside = at + k < WIDTH
-            used = tl.expand_dims(valid, -1) & inside
-            w = tl.load(w_row + at + k, used, 0.0, cache_modifier=CACHE, eviction_policy=EVICT)
-            total += w.to(tl.float32) * tl.load(x_row + at + k, inside, 0.0, cache_modifier=CACHE).to(tl.float32)
+        for start in tl.range(0, WIDTH, 4 * BLOCK):  # four blocks are on their way at once
+            for part in tl.static_range(4):
+                at = start + part * BLOCK + k
+                used = tl.expand_dims(valid, -1) & (at < WIDTH)
+                w = tl.load(w_row + at, used, 0.0, cache_modifier=CACHE, eviction_policy=EVICT)
+                total += w.to(tl.float32) * tl.load(x_row + at, at < WIDTH, 0.0, cache_modifier=CACHE).to(tl.float32)
     return tl.sum(total, -1)
 
 
