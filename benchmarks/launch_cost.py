@@ -97,7 +97,7 @@ VALUES: dict[str, dict[str, Sequence[Any]]] = {
     "alone": {"warps": (4, 8), "round": (2, 3)},
     "spread": {
         "block": (2, 4, 8), "leaf_warps": (2, 4, 8), "n": (64, 128, 256, 512, 1024), "out_k": (8, 16, 32, 64, 128),
-        "warps": (4, 8, 16), "out_warps": (1, 2, 4),
+        "warps": (4, 8, 16),
     },
     "dense": {"pdl": (False,)},
     "tiles": {
@@ -229,6 +229,9 @@ def fit(options: argparse.Namespace) -> None:
     for row in rows:
         sizes.setdefault(tuple(row[name] for name in (*SIZE, "weights", "kind")), {})[row["way"]] = float(row["us"])
     keys = sorted(sizes)
+    if options.check:
+        _print_errors(sizes, keys, not_all=False)
+        return
     random.Random(0).shuffle(keys)
     held = keys[: len(keys) // 3]
     for kept, shown in ((keys[len(held) :], held), (keys, keys)):
@@ -382,6 +385,7 @@ def main() -> None:
     measured.add_argument("--output", type=Path, required=True, help="append the rows to this CSV file")
     fitted = parts.add_parser("fit", help="fit the constants")
     fitted.add_argument("rows", type=Path)
+    fitted.add_argument("--check", action="store_true", help="fit nothing, and try the constants of the package")
     options = parser.parse_args()
     measure(options) if options.part == "measure" else fit(options)
 

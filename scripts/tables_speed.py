@@ -98,15 +98,42 @@ def speed_sweep() -> str:
 
 
 def speed_llama() -> str:
-    """A whole Llama as a CUDA graph, in milliseconds."""
+    """A whole Llama with even trees over the dense one, by how it is called."""
+    modes = {"eager": "eager", "graph": "CUDA graph", "compile": "compiled", "reduce-overhead": "compiled, CUDA graph"}
     body = []
-    for dense in matching("large_layers", part="llama", model="FF", mode="graph"):
-        cell = {"part": "llama", "cell": dense["cell"]}
-        trees = [one("large_layers", **cell, spread=spread) for spread in ("even", "one leaf")]
-        shown = [f"{float(row['median_us']) / 1e3:.2f}" for row in (dense, *trees)]
-        ratios = [times(float(row["speedup_dense"])) for row in trees]
-        body.append([f"{dense['batch']} x {dense['tokens']}", *shown, *ratios])
-    return table(["tokens", "dense", "even tree", "all in one leaf", "even over dense", "one leaf over dense"], body)
+    for tokens in ((1, 1), (16, 1), (1, 512), (16, 512)):
+        line = []
+        for mode in modes:
+            cell = {"part": "llama", "mode": mode, "batch": tokens[0], "tokens": tokens[1]}
+            if (mode, tokens) == ("reduce-overhead", (16, 512)):
+                line.append("-")  # not measured
+                continue
+            rows = one("large_layers", **cell, model="FF"), one("large_layers", **cell, spread="even")
+            dense, tree = (float(row["median_us"]) / 1e3 for row in rows)
+            line.append(f"{dense:.2f} to {tree:.2f}: {times(dense / tree)}")
+        body.append([f"{tokens[0]} x {tokens[1]}", *line])
+    return table(["tokens", *modes.values()], body)
+
+
+def speed_skew() -> str:
+    """Uneven leaves, in microseconds."""
+    body = []
+    for even in matching("large_layers", part="skew", spread="even"):
+        cell = {"part": "skew", "cell": even["cell"]}
+        others = [one("large_layers", **cell, spread=spread) for spread in ("zipf", "one leaf")]
+        size = [f"{even['in']}, {even['leaf_width']}, {even['depth']}, {even['activation']}", even["batch"]]
+        ratios = [times(float(row["times_even"])) for row in others]
+        body.append([*size, *(micro(float(row["median_us"])) for row in (even, *others)), *ratios])
+    header = [
+        "in = out, leaf width, depth",
+        "batch",
+        "even",
+        "Zipf",
+        "one leaf",
+        "Zipf over even",
+        "one leaf over even",
+    ]
+    return table(header, body)
 
 
 def speed_int8() -> str:
@@ -204,6 +231,7 @@ TABLES = {
     "speed-large": speed_large,
     "speed-sweep": speed_sweep,
     "speed-llama": speed_llama,
+    "speed-skew": speed_skew,
     "speed-int8": speed_int8,
     "speed-cpu-large": speed_cpu_large,
     "speed-blocks": speed_blocks,

@@ -96,7 +96,7 @@ def test_columns_pass_a_leaf_that_stays(span):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("node_width", [1, 2])
 def test_inputs_that_do_not_fit_into_registers(way, node_width, monkeypatch):
-    monkeypatch.setattr(triton_hard, "_fits", lambda *_: False)
+    monkeypatch.setattr(triton_hard, "fits", lambda *_: False)
     layer = layer_of(150, 6, depth=4, leaf_width=5, node_width=node_width, activation="geglu")
     check(triton.hard, layer, torch.randn(few(way), 150, device=DEVICE), WAYS[way])
 

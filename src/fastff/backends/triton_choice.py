@@ -44,7 +44,6 @@ class Launch(NamedTuple):
     stages: int = 3  # blocks of weights loaded ahead at a time
     out_stages: int = 3
     leaf_warps: int = 4
-    out_warps: int = 4  # spread, one by one: of the second product
 
 
 def launches(size: Size) -> dict[str, Launch]:
@@ -118,15 +117,10 @@ def _alone(size: Size) -> Launch:
 
 def _spread(size: Size) -> Launch:
     """The leaf of one sample spread over programs."""
-    is_int8 = size.weight_bytes < size.bytes  # half of the bytes: smaller programs, of which more run at a time
     few = size.batch * size.leaf_width <= 1024
-    launch = Launch(spread=True, block=4 if few or is_int8 else 8)
+    launch = Launch(spread=True, block=4 if few else 8)
     if size.batch < 24 or size.batch * size.out <= 2**15:
         return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
-    if is_int8:
-        return launch._replace(
-            n=min(256, power_of_two(size.out)), out_k=min(64, power_of_two(size.leaf_width)), out_warps=1
-        )
     # Beyond this many columns, sums and weights of 16 rows leave the registers.
     n = min(2048 // size.bytes, power_of_two(size.out))
     return launch._replace(n=n, out_k=min(16, power_of_two(size.leaf_width)))

@@ -6,18 +6,27 @@ tensor cores. Nothing is sent to the host, so every way can be captured in a CUD
 every run, since no number depends on the order in which samples arrive.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import tree as heap
-from ..activations import GATED, PLAIN
 from ..tensors import Leaves, Tree
 from . import triton_tile
 from .reference import input_pairs
 from .request import Request
+from .triton_arguments import (
+    depth_of,
+    fits,
+    function_name,
+    launch_options,
+    leaf_options,
+    leaf_tensors,
+    node_tensors,
+    node_width,
+    precision,
+)
 from .triton_choice import Launch, walk_launch
 from .triton_cost import fastest
 from .triton_launch import launch_kernel
@@ -149,16 +158,16 @@ def _whole(x: Tensor, leaf: Tensor, tree: Tree, leaves: Leaves, activation: str,
     features, out = x.shape[1], leaves.out_weight.shape[-1]
     y = x.new_empty(len(x), out)
     k = min(launch.k, max(16, power_of_two(features)))
-    options = _leaf_options(leaves, activation)
+    options = leaf_options(leaves, activation)
     del options["INT8"]
     first = leaves.in_weight, leaves.in_bias, leaves.gate_weight, leaves.gate_bias
     weights = [x if t is None else t for t in (*first, leaves.out_weight, leaves.out_bias)]
     launch_kernel(
         whole_layer, (-(-len(x) // launch.leaf_tile), -(-out // launch.span)),
         x, tree.weight, tree.bias, *weights, leaf, y, len(x), launch.span,
-        IN=features, OUT=out, DEPTH=_depth(tree), L=leaves.out_weight.shape[1], **options, BM=launch.leaf_tile,
+        IN=features, OUT=out, DEPTH=depth_of(tree), L=leaves.out_weight.shape[1], **options, BM=launch.leaf_tile,
         BL=launch.block, BK=k, BN=launch.n, EVEN=features % k == 0, STAGES=launch.stages,
-        OUT_STAGES=launch.out_stages, **_options(launch, launch.leaf_warps),
+        OUT_STAGES=launch.out_stages, **launch_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
@@ -169,21 +178,21 @@ def _descend(
     from .triton_sample_kernels import descend
 
     y = x if leaves is None else x.new_empty(len(x), leaves.out_weight.shape[-1])
-    depth = _depth(tree)
+    depth = depth_of(tree)
     block, features = 512 // x.element_size(), power_of_two(x.shape[1])
     width = launch.warps if leaves is None else max(launch.warps, power_of_two(leaves.in_weight.shape[1]))
     rounds = max(1, min(launch.round, depth))
     hidden = torch.empty(len(x) * width if leaves is not None else 0, dtype=torch.float32, device=x.device)
     launch_kernel(
         descend, (len(x),),
-        x, *_node_tensors(x, tree), *_leaf_tensors(x, leaves), leaf, hidden, y,
+        x, *node_tensors(x, tree), *leaf_tensors(x, leaves), leaf, hidden, y,
         IN=x.shape[1], OUT=y.shape[1], L=1 if leaves is None else leaves.out_weight.shape[1], DEPTH=depth,
-        N=_node_width(tree), **_leaf_options(leaves, activation), ROUTE=tree is not None, VISIT=leaves is not None,
+        N=node_width(tree), **leaf_options(leaves, activation), ROUTE=tree is not None, VISIT=leaves is not None,
         ROUND=rounds, BL=width, BLOCK=block, BN=min(1024, power_of_two(y.shape[1])),
-        KEPT_NODE=_fits(x, (1 << rounds) * features, launch.warps), KEPT=_fits(x, width * features, launch.warps),
+        KEPT_NODE=fits(x, (1 << rounds) * features, launch.warps), KEPT=fits(x, width * features, launch.warps),
         WARPS=launch.warps,
         # On a full GPU, programs that wait take the place of others.
-        EARLY=len(x) <= 128, **_options(launch, launch.warps),
+        EARLY=len(x) <= 128, **launch_options(launch, launch.warps),
     )  # fmt: skip
     return y
 
@@ -200,22 +209,23 @@ def _spread_samples(
         _descend(x, leaf, tree, None, activation, launch)
     hidden = torch.empty(batch, width, dtype=torch.float32, device=x.device)
     y = x.new_empty(batch, out)
-    weights = _leaf_tensors(x, leaves)
-    options = _leaf_options(leaves, activation)
+    weights = leaf_tensors(x, leaves)
+    options = leaf_options(leaves, activation)
     has_out_bias = options.pop("OUT_BIAS")
     warps = min(launch.leaf_warps, launch.block)
     launch_kernel(
         sample_hidden, (batch, -(-width // launch.block)),
         x, *weights[:6], weights[8], leaf, hidden, width,
         IN=features, **options, BL=launch.block, BLOCK=512 // x.element_size(),
-        KEPT=_fits(leaves.in_weight, launch.block * power_of_two(features), warps), WARPS=warps,
-        **_options(launch, warps),
+        KEPT=fits(leaves.in_weight, launch.block * power_of_two(features), warps), WARPS=warps,
+        **launch_options(launch, warps),
     )  # fmt: skip
     launch_kernel(
         sample_output, (batch, -(-out // launch.n)),
         weights[6], weights[7], leaf, hidden, y,
         L=width, OUT=out, OUT_BIAS=has_out_bias, BJ=launch.out_k, BN=launch.n,
-        WIDE=launch.n * weights[6].element_size() >= 512 * launch.out_warps, **_options(launch, launch.out_warps),
+        WIDE=launch.n * weights[6].element_size() >= 512 * launch.leaf_warps,
+        **launch_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
@@ -248,7 +258,7 @@ def _list_samples(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: int, activ
     z = _node_products(x, tree, count, launch) if tree is not None and launch.splits else None
     if count is not None:
         if z is None:
-            launch_kernel(clear, (-(-len(count) // 1024),), count, len(count), **_options(launch, 4))
+            launch_kernel(clear, (-(-len(count) // 1024),), count, len(count), **launch_options(launch, 4))
         listed = torch.empty(leaves * batch, dtype=torch.int32, device=x.device)
         _group(x, z, leaf, tree, (listed, count, extra), activation, launch)
         return _Work(listed, count, extra, count[leaves:], leaves, False)
@@ -280,7 +290,7 @@ def _node_products(x: Tensor, tree: Tree, count: Tensor | None, launch: Launch) 
         x, tree.weight, z, z if count is None else count, batch, (1 << launch.top) - 1, span,
         0 if count is None else len(count),
         IN=features, COLUMNS=columns, BM=launch.product_tile, BN=launch.product_nodes, BK=k, EVEN=features % k == 0,
-        STAGES=min(4, span // k), **_options(launch, 4),
+        STAGES=min(4, span // k), **launch_options(launch, 4),
     )  # fmt: skip
     return z
 
@@ -297,14 +307,14 @@ def _group(
     splits = 0 if z is None else len(z)
     launch_kernel(
         group, (-(-len(x) // launch.tile),),
-        x, x if z is None else z, *_node_tensors(x, tree), leaf, listed, count, extra, len(x), leaves, most,
-        IN=x.shape[1], DEPTH=_depth(tree), N=_node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
+        x, x if z is None else z, *node_tensors(x, tree), leaf, listed, count, extra, len(x), leaves, most,
+        IN=x.shape[1], DEPTH=depth_of(tree), N=node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
         LIST=lists is not None, CLEARED=lists is not None and z is None, TOP=launch.top if tree is not None else 0,
         SPLITS=splits, BM=launch.tile,
         BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))), BLOCK=512 // x.element_size(),
-        KEPT=_fits(x, launch.tile * x.shape[1], launch.group_warps),
+        KEPT=fits(x, launch.tile * x.shape[1], launch.group_warps),
         LISTED=launch.per * launch.leaf_tile if lists else 0, LEAF_TILE=launch.leaf_tile if lists else 1,
-        **_options(launch, launch.group_warps),
+        **launch_options(launch, launch.group_warps),
     )  # fmt: skip
 
 
@@ -317,11 +327,11 @@ def _leaf_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch:
     most = work.extra.shape[1]
     launch_kernel(
         leaf_tiles, (work.most_tiles(launch),),
-        x, *_leaf_tensors(x, leaves), *work.arguments(), y, len(x), work.leaves, most,
-        IN=features, L=width, OUT=out, **_leaf_options(leaves, activation), PRECISION=_precision(x, width),
+        x, *leaf_tensors(x, leaves), *work.arguments(), y, len(x), work.leaves, most,
+        IN=features, L=width, OUT=out, **leaf_options(leaves, activation), PRECISION=precision(x, width),
         PER=launch.per, SORTED=work.is_sorted, BM=launch.leaf_tile, BL=max(16, power_of_two(width)), BK=k,
         BN=min(launch.n, max(16, power_of_two(out))), EVEN=features % k == 0, STAGES=launch.stages,
-        **_options(launch, launch.leaf_warps),
+        **launch_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
 
@@ -336,12 +346,12 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
     k = min(launch.k, max(16, power_of_two(features)))
     j = min(launch.out_k, max(16, power_of_two(width)))
     n = min(launch.n, max(16, power_of_two(out)))
-    weights = _leaf_tensors(x, leaves)
-    options = _leaf_options(leaves, activation)
+    weights = leaf_tensors(x, leaves)
+    options = leaf_options(leaves, activation)
     has_out_bias = options.pop("OUT_BIAS")
     common = {
-        "L": width, "ROW": hidden.shape[1], "PRECISION": _precision(x, width), "PER": launch.per,
-        "SORTED": work.is_sorted, "BM": launch.leaf_tile, **_options(launch, launch.leaf_warps),
+        "L": width, "ROW": hidden.shape[1], "PRECISION": precision(x, width), "PER": launch.per,
+        "SORTED": work.is_sorted, "BM": launch.leaf_tile, **launch_options(launch, launch.leaf_warps),
     }  # fmt: skip
     tiles, blocks = work.most_tiles(launch), -(-width // launch.block)
     launch_kernel(
@@ -359,66 +369,3 @@ def _spread_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launc
         EVEN=width % j == 0 and out % n == 0, ONE=one, STAGES=launch.out_stages,
     )  # fmt: skip
     return y
-
-
-def _options(launch: Launch, warps: int) -> dict[str, Any]:
-    return {"PDL": launch.pdl, "num_warps": warps} | ({"launch_pdl": True} if launch.pdl else {})
-
-
-def _precision(x: Tensor, leaf_width: int) -> str:
-    """How tensor cores multiply float32 numbers: split in two of 11 bits, or in three of 8.
-
-    Tensor cores cut off what they add up. Against float64, 32 columns at a time, two parts have up to 1.4 times the
-    error of torch's own products where sums are long anyway; at 64 features 2.2 times, in a leaf of 130 neurons 3.1
-    times. Three parts have up to 1.2 times, and take 1.1 to 1.4 times as long. (256 samples a leaf, H200.)
-    """
-    if (
-        x.dtype != torch.float32 or x.is_cpu
-    ):  # the interpreter has no tensor cores, and does not know all names of precisions
-        return "ieee"
-    return "tf32x3" if x.shape[1] >= 512 and leaf_width <= 64 else "bf16x6"
-
-
-def _fits(x: Tensor, numbers: int, warps: int) -> bool:
-    """Whether the registers of these warps have room for the numbers, and for some others."""
-    return numbers * x.element_size() <= 512 * 32 * warps
-
-
-def _depth(tree: Tree | None) -> int:
-    return 0 if tree is None else heap.depth_of(len(tree.weight) + 1)
-
-
-def _node_width(tree: Tree | None) -> int:
-    return 1 if tree is None or tree.out_weight is None else tree.out_weight.shape[1]
-
-
-def _node_tensors(x: Tensor, tree: Tree | None) -> tuple[Tensor, ...]:
-    """A kernel's arguments. Absent tensors are passed as x and never read."""
-    return (x,) * 4 if tree is None else tuple(x if part is None else part for part in tree)
-
-
-def _leaf_tensors(x: Tensor, leaves: Leaves | None) -> tuple[Tensor, ...]:
-    """Weight, bias and scale of the first layer, of the gate and of the second layer."""
-    if leaves is None:
-        return (x,) * 9
-    parts = (
-        leaves.in_weight, leaves.in_bias, leaves.in_scale, leaves.gate_weight, leaves.gate_bias, leaves.gate_scale,
-        leaves.out_weight, leaves.out_bias, leaves.out_scale,
-    )  # fmt: skip
-    return tuple(x if part is None else part for part in parts)
-
-
-def _leaf_options(leaves: Leaves | None, activation: str) -> dict[str, Any]:
-    return {
-        "ACT": function_name(activation),
-        "GATED": leaves is not None and leaves.gate_weight is not None,
-        "IN_BIAS": leaves is not None and leaves.in_bias is not None,
-        "GATE_BIAS": leaves is not None and leaves.gate_bias is not None,
-        "OUT_BIAS": leaves is not None and leaves.out_bias is not None,
-        "INT8": leaves is not None and leaves.is_int8,
-    }
-
-
-def function_name(activation: str) -> str:
-    """The ACT of the kernels."""
-    return (GATED if activation in GATED else PLAIN)[activation].__name__

@@ -18,7 +18,7 @@ from .._torch import in_eager
 from ..activations import GATED
 from ..tensors import Leaves, Soft, SoftOptions, Tree
 from .request import Request
-from .triton_hard import function_name
+from .triton_arguments import function_name
 from .triton_size import power_of_two
 
 # A sample's leaves lie in the registers of one program.
