@@ -25,7 +25,7 @@ def test_why_not():
     ("sizes", "batch", "words"),
     [
         ((128, 128, 3, 4), 2048, "tiles of 16 samples walk the tree"),
-        ((1024, 1024, 8, 16), 3, "one program a sample"),
+        ((512, 512, 8, 8), 100, "one program a sample"),
         ((4096, 4096, 6, 64), 1, "spread over many programs"),
         ((768, 768, 8, 32), 2**14, "listed by leaf, and tiles of them go through both products of the leaf; "),
         ((768, 768, 8, 32), 2**18, "sorted by leaf"),
