@@ -1,6 +1,22 @@
 """Regions: each leaf of a tree owns one region of the input space."""
 
+from .collect import Example
+from .diagnosis import Finding, diagnose
 from .geometry import Margin, margin
+from .statistics import Region, Statistics, statistics
 from .usage import Usage, leaves_used, smallest_share, usage
 
-__all__ = ["Margin", "Usage", "leaves_used", "margin", "smallest_share", "usage"]
+__all__ = [
+    "Example",
+    "Finding",
+    "Margin",
+    "Region",
+    "Statistics",
+    "Usage",
+    "diagnose",
+    "leaves_used",
+    "margin",
+    "smallest_share",
+    "statistics",
+    "usage",
+]
