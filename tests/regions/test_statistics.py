@@ -53,12 +53,14 @@ def test_all_numbers_agree_with_a_loop(depth, batch):
         assert region.count == len(rows) == found.count[group]
         if not rows:
             assert (region.purity, region.loss, region.entropy, region.margin) == (None,) * 4
+            assert region.accuracy is None
             assert region.labels == {}
             assert region.examples == {kind: [] for kind in ("typical", "boundary", "random", "hardest")}
             continue
         counts = torch.bincount(y[rows], minlength=3)
         assert region.labels == {label: n for label, n in enumerate(counts.tolist()) if n}
         assert region.purity == counts.max() / len(rows)
+        assert region.accuracy == (layer(x[rows]).argmax(-1) == y[rows]).double().mean()
         assert region.loss == pytest.approx(loss[rows].mean().item(), rel=1e-12)
         assert region.margin == pytest.approx(margins[rows, group].mean().item(), rel=1e-9)
         path = [node for node, _ in tree.path(group - layer.num_nodes, depth)] if is_leaf else [group]
@@ -215,7 +217,7 @@ def test_wide_nodes_have_logits_for_margins():
 def test_errors_name_the_remedy():
     layer = make(5, 3, depth=2)
     x, y = data(layer)
-    with pytest.raises(ValueError, match='one number|each of 61 samples.*reduction="none"'):
+    with pytest.raises(ValueError, match=r'each of 61 samples.*reduction="none"'):
         statistics(layer, (x, y), loss=F.cross_entropy)
     with pytest.raises(ValueError, match="a loss needs targets"):
         statistics(layer, x, loss=losses)

@@ -2,6 +2,7 @@
 
 from .collect import Example
 from .diagnosis import Finding, diagnose
+from .explore import explore
 from .geometry import Margin, margin
 from .statistics import Region, Statistics, statistics
 from .usage import Usage, leaves_used, smallest_share, usage
@@ -14,6 +15,7 @@ __all__ = [
     "Statistics",
     "Usage",
     "diagnose",
+    "explore",
     "leaves_used",
     "margin",
     "smallest_share",

@@ -94,6 +94,8 @@ class Collector:
         self.count = torch.zeros(groups, dtype=torch.int64)
         self.entropy, self.margin, self.loss_sum = (zeros(groups) for _ in range(3))
         self.target_sum: Tensor | None = None
+        self.right_sum: Tensor | None = None  # of predictions; right_of: of labels beside them
+        self.right_of: Tensor | None = None
         self.labels: Histogram | None = None
         self.tokens: Histogram | None = None
         self._sum = zeros(layer.num_leaves, layer.in_features)
@@ -149,7 +151,7 @@ class Collector:
         if isinstance(batch.target, Tensor):
             label, target = _targets(batch.target, len(x))
         if label is not None:
-            prediction = _predictions(output, len(x))
+            prediction = _predictions(output, label)
         if self.loss is not None:
             loss = self._losses(output, batch, len(x))
         sample = torch.arange(len(x))
@@ -179,7 +181,10 @@ class Collector:
         self.entropy.index_add_(0, flat, _with_leaf(rows.entropies, rows.entropies.mean(1) if depth else None))
         self.margin.index_add_(0, flat, _with_leaf(rows.margins, rows.margins.amin(1) if depth else None, torch.inf))
         self._sum.index_add_(0, rows.leaf, x.double())
-        for name, values in (("loss_sum", rows.loss), ("target_sum", rows.target)):
+        sums = {"loss_sum": rows.loss, "target_sum": rows.target}
+        if rows.label is not None and rows.prediction is not None:
+            sums |= {"right_sum": rows.prediction == rows.label, "right_of": rows.label >= 0}
+        for name, values in sums.items():
             if values is not None:
                 total = getattr(self, name)
                 total = torch.zeros_like(self.entropy) if total is None else total
@@ -284,10 +289,10 @@ def _targets(target: Tensor, rows: int) -> tuple[Tensor | None, Tensor | None]:
     return (None, flat) if flat.is_floating_point() else (flat.long(), None)
 
 
-def _predictions(output: Any, rows: int) -> Tensor | None:
-    """The class with the highest output, if the output has a row of scores for each sample."""
-    output = getattr(output, "logits", output)
-    if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[-1] < 2:
+def _predictions(output: Any, label: Tensor) -> Tensor | None:
+    """The class with the highest score, if the output has a row of scores for each sample, and one for each label."""
+    output, rows = getattr(output, "logits", output), len(label)
+    if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[-1] < max(2, int(label.max()) + 1):
         return None
     found = output.reshape(-1, output.shape[-1]).argmax(-1)
     return None if not len(found) or rows % len(found) else found.repeat_interleave(rows // len(found))

@@ -40,6 +40,7 @@ class Region:
     labels: dict[int, int]  # most frequent first; empty without labels
     tokens: dict[int, int]  # of a language model; most frequent first
     purity: float | None  # the share of the most frequent label
+    accuracy: float | None  # if the model's output has a score for each label
     target: float | None  # the mean of real-valued targets
     loss: float | None
     entropy: float | None  # of the node's decision; of a leaf: the mean over its path; None if nothing arrives
@@ -47,7 +48,13 @@ class Region:
     examples: dict[str, list[Example]]  # by kind: typical, boundary, random and, with a loss, hardest
 
     def __repr__(self) -> str:
-        numbers = {"purity": self.purity, "loss": self.loss, "entropy": self.entropy, "margin": self.margin}
+        numbers = {
+            "purity": self.purity,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "entropy": self.entropy,
+            "margin": self.margin,
+        }
         parts = [f"{name} {value:.3g}" for name, value in numbers.items() if value is not None]
         return f"Region({', '.join([self.name, f'{self.count} inputs', *parts])})"
 
@@ -67,6 +74,7 @@ class Statistics:
     loss: Tensor | None
     target: Tensor | None
     purity: Tensor | None
+    accuracy: Tensor | None
     labels: Histogram | None
     tokens: Histogram | None
     centre: Tensor  # (nodes + leaves, in): the mean of the layer's inputs there
@@ -133,6 +141,7 @@ class Statistics:
             labels=self.labels.of(group) if self.labels else {},
             tokens=self.tokens.of(group) if self.tokens else {},
             purity=number(self.purity),
+            accuracy=number(self.accuracy),
             target=number(self.target),
             loss=number(self.loss),
             entropy=number(self.entropy),
@@ -164,7 +173,8 @@ def statistics(
 
     A batch is a tensor, a tuple (input, target), or a mapping of keyword arguments whose targets are called "labels".
     Integer targets are labels; real ones are averaged. Integer inputs (batch, length), one for each input of the layer,
-    are tokens. Positions that an "attention_mask" leaves out do not count.
+    are tokens. If the model's output has a score for each label, the highest one is the prediction. Positions that an
+    "attention_mask" leaves out do not count.
 
     Args:
         data: a batch or an iterable of batches, such as a DataLoader. It is read once and never held.
@@ -226,7 +236,7 @@ def _length(data: Any) -> int | None:
 
 
 def _finish(name: str, layer: FFF, collector: Collector) -> Statistics:
-    count = collector.count
+    count, right, of = collector.count, collector.right_sum, collector.right_of
 
     def mean(total: Tensor) -> Tensor:
         return total / count.double()
@@ -243,6 +253,7 @@ def _finish(name: str, layer: FFF, collector: Collector) -> Statistics:
         loss=None if collector.loss is None else mean(collector.loss_sum),
         target=None if collector.target_sum is None else mean(collector.target_sum),
         purity=collector.labels.purity() if collector.labels else None,
+        accuracy=None if right is None or of is None else right / of,
         labels=collector.labels,
         tokens=collector.tokens,
         centre=collector.centre(),
