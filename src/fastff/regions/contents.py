@@ -61,9 +61,14 @@ class Contents:
             return [example.offset, *(self._decode(int(token)) for token in content)]
         if self.kind == "row":
             return [short(float(value)) for value in content.reshape(-1)[:COLUMNS]]
-        image = (self._image(content) - self._low) / max(self._high - self._low, 1e-30)
-        data = (image.nan_to_num().clamp(0, 1) * 255).round().to(torch.uint8)
+        data = (self.pixels(example) * 255).round().to(torch.uint8)
         return base64.b64encode(bytes(data.flatten().tolist())).decode()
+
+    def pixels(self, example: Example) -> Tensor:
+        """An image with values from 0 to 1: (height, width, 1 or 3)."""
+        assert example.content is not None
+        image = (self._image(example.content) - self._low) / max(self._high - self._low, 1e-30)
+        return image.nan_to_num().clamp(0, 1)
 
     def _image(self, content: Tensor) -> Tensor:
         """A content as an image (height, width, 1 or 3), in float64, no side longer than LARGEST."""
@@ -105,3 +110,10 @@ def token_text(decode: Any) -> Callable[[int], str]:
 def short(value: float | None) -> float | None:
     """A number with five digits; None if it is not finite, which JSON cannot hold."""
     return None if value is None or not -1e300 < value < 1e300 else float(f"{value:.5g}")
+
+
+def label_name(names: Sequence[str] | Mapping[int, str] | None, label: int) -> str:
+    """The name of a label; its number if it has none."""
+    if isinstance(names, Mapping):
+        return str(names.get(label, label))
+    return str(names[label]) if names is not None and 0 <= label < len(names) else str(label)

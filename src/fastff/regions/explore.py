@@ -15,7 +15,7 @@ from typing import Any
 from ..atomic import replacing
 from ..checks import check_int
 from .collect import Example, Loss
-from .contents import COLUMNS, Contents, Decode, short, token_text
+from .contents import COLUMNS, Contents, Decode, label_name, short, token_text
 from .counts import Histogram
 from .diagnosis import diagnose
 from .estimators import is_estimator, opened
@@ -111,7 +111,7 @@ def page_data(
         "dead": found.dead_leaves(),
         "overloaded": found.overloaded_leaves(),
         "findings": [vars(finding) for finding in diagnose(found)],
-        "classes": {label: _name(class_names, label) for label in labels},
+        "classes": {label: label_name(class_names, label) for label in labels},
         "features": _feature_names(feature_names, kept, contents.kind),
         "count": found.count.tolist(),
         **{
@@ -192,14 +192,6 @@ def _texts(found: Statistics, decode: Any) -> dict[int, str]:
     text = token_text(decode)
     shown = _top(found.tokens, len(found.count)) or []
     return {token: text(token) for token in sorted({pair[0] for group in shown for pair in group}) if token >= 0}
-
-
-def _name(names: Sequence[str] | Mapping[int, str] | None, label: int) -> str:
-    if isinstance(names, Mapping):
-        return str(names.get(label, label))
-    if names is not None and 0 <= label < len(names):
-        return str(names[label])
-    return str(label)
 
 
 def _feature_names(names: Sequence[str] | None, kept: Sequence[Example], kind: str) -> list[str]:
