@@ -14,28 +14,30 @@ def path_groups(leaf: Tensor, depth: int) -> Tensor:
     return 2**level - 1 + (leaf.unsqueeze(-1) >> (depth - level))
 
 
+_BITS = 40  # a pair of leaf and value is one number, the value in its lower bits: sorting pairs takes far longer
+
+
 class Histogram:
-    """How often each leaf saw each integer, such as a label or a token."""
+    """How often each leaf saw each integer below 2**40, such as a label or a token."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self._pair = torch.empty(2, 0, dtype=torch.int64)  # leaf and value, ascending
+        self._pair = torch.empty(0, dtype=torch.int64)  # ascending
         self._count = torch.empty(0, dtype=torch.int64)
         self._groups: dict[int, tuple[Tensor, Tensor]] | None = None
 
     def add(self, leaf: Tensor, value: Tensor) -> None:
         """Count value (batch,) for leaf (batch,). Negative values, such as an ignored label, do not count."""
         known = value >= 0
-        pair = torch.cat([self._pair, torch.stack([leaf[known], value[known]])], 1)
-        count = torch.cat([self._count, torch.ones(int(known.sum()), dtype=torch.int64)])
-        self._pair, place = torch.unique(pair, dim=1, return_inverse=True)
-        self._count = torch.zeros(self._pair.shape[1], dtype=torch.int64).index_add_(0, place, count)
+        pair = torch.cat([self._pair, (leaf[known] << _BITS) + value[known]])
+        count = torch.cat([self._count, torch.ones(len(pair) - len(self._pair), dtype=torch.int64)])
+        self._pair, self._count = _sum_equal(pair, count)
         self._groups = None
 
     @property
     def values(self) -> list[int]:
         """The values that were seen, ascending."""
-        return torch.unique(self._pair[1]).tolist()
+        return torch.unique(self._pair & (1 << _BITS) - 1).tolist()
 
     def of(self, group: int) -> dict[int, int]:
         """The count of each value in a group, most frequent first; equal counts in the order of their values."""
@@ -56,16 +58,22 @@ class Histogram:
 
     def _by_group(self) -> dict[int, tuple[Tensor, Tensor]]:
         found: dict[int, tuple[Tensor, Tensor]] = {}
+        leaf, value = self._pair >> _BITS, self._pair & (1 << _BITS) - 1
         for level in range(self.depth + 1):
-            pair = torch.stack([self._pair[0] >> (self.depth - level), self._pair[1]])
-            pair, place = torch.unique(pair, dim=1, return_inverse=True)
-            count = torch.zeros(pair.shape[1], dtype=torch.int64).index_add_(0, place, self._count)
+            pair, count = _sum_equal((leaf >> (self.depth - level) << _BITS) + value, self._count)
             order = torch.argsort(count, descending=True, stable=True)
-            order = order[torch.argsort(pair[0, order], stable=True)]
-            group, size = torch.unique_consecutive(pair[0, order], return_counts=True)
-            parts = zip(pair[1, order].split(size.tolist()), count[order].split(size.tolist()), strict=True)
+            order = order[torch.argsort(pair[order] >> _BITS, stable=True)]
+            group, size = torch.unique_consecutive(pair[order] >> _BITS, return_counts=True)
+            values = (pair[order] & (1 << _BITS) - 1).split(size.tolist())
+            parts = zip(values, count[order].split(size.tolist()), strict=True)
             found |= dict(zip((group + 2**level - 1).tolist(), parts, strict=True))
         return found
+
+
+def _sum_equal(pair: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Equal pairs as one, with the sum of their counts."""
+    found, place = torch.unique(pair, return_inverse=True)
+    return found, torch.zeros(len(found), dtype=torch.int64).index_add_(0, place, count)
 
 
 class Lowest:
