@@ -95,7 +95,7 @@ def test_clicking_a_block_shows_its_count_and_examples(browser, path, found):
         start += count
     click_block(page, 0.01, 1)
     check_region(page, found, found.node(1))
-    assert page.evaluate("location.hash") == "#node-1"
+    page.wait("location.hash === '#node-1'")
     assert page.errors() == []
 
 

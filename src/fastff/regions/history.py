@@ -26,12 +26,14 @@ class Lines:
 
 
 class History:
-    """Records how the trees of a model are used, for `pictures.draw_training`.
+    """Records how the trees of a model are used.
 
-    history = fastff.regions.History()
-    for epoch in range(epochs):
-        ...  # train
-        history.record(model, data, step=epoch)
+        history = fastff.regions.History()
+        for epoch in range(epochs):
+            ...  # train
+            history.record(model, data, step=epoch)
+
+    `pictures.draw_training(history)` draws it.
     """
 
     def __init__(self) -> None:

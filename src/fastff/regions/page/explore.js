@@ -21,7 +21,11 @@ const nameOf = (group) => (isLeaf(group) ? `leaf ${group - nodes}` : group ? `no
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const whole = (value) => value.toLocaleString("en");
 const percent = (value) => (value === 0 || value === 1 ? `${100 * value} %` : `${(100 * value).toFixed(1)} %`);
-const number = (value) => (value === null || value === undefined ? "-" : Math.abs(value) >= 1000 ? whole(Math.round(value)) : Number(value.toPrecision(3)).toString());
+function number(value) {
+  if (value === null || value === undefined) return "-";
+  if (Math.abs(value) >= 1000) return whole(Math.round(value));
+  return value && Math.abs(value) < 1e-6 ? "≈ 0" : String(Number(value.toPrecision(3)));
+}
 const className = (label) => (label === -1 ? "others" : data.classes[label] ?? String(label));
 const tokenName = (token) => (token === -1 ? "others" : JSON.stringify(data.texts[token] ?? String(token)).slice(1, -1));
 
@@ -168,10 +172,10 @@ function names(context, named) {
     const name = long ? nameOf(g) : String(isLeaf(g) ? g - nodes : g);
     const text = long && label ? `${name}: ${className(label[0])}` : name;
     const at = [text, (left + right) / 2, top + size.row / 2, right - left - 4];
-    if (state.input !== null) {
-      context.strokeStyle = colourOf(g); context.lineWidth = 5; context.lineJoin = "round";
-      context.strokeText(...at);
-      context.lineWidth = 1;
+    if (state.input !== null) {  // the path must not cross the text
+      const wide = Math.min(context.measureText(text).width + 4, right - left - 2);
+      context.fillStyle = colourOf(g);
+      context.fillRect((left + right - wide) / 2, top + size.row / 2 - 8, wide, 16);
     }
     context.fillStyle = theme.ink;
     context.fillText(...at);
@@ -239,9 +243,13 @@ function select(group, tell = true) {
   get("zoom").disabled = isLeaf(group) && !state.view;
   if (tell) {
     get("announce").textContent = said;
-    const hash = `#${nameOf(group).replace(" ", "-")}`;
-    try { history.replaceState(null, "", hash); } catch { /* a page in a sandbox */ }
+    clearTimeout(later);
+    later = setTimeout(remember, 250);
   }
+}
+let later = 0;  // browsers refuse more than a few changes of the address a second
+function remember() {
+  try { history.replaceState(null, "", `#${nameOf(state.group).replace(" ", "-")}`); } catch { /* a page in a sandbox */ }
 }
 function inside(group) {
   while (group > state.view) group = parent(group);
@@ -471,5 +479,5 @@ readTheme();
 overview();
 setColour(chooser.value);
 resize();
-get("path").append(element("p", { className: "soft" }, "Choose an example below to see its way through the tree, and how close it comes to each boundary."));
+get("path").append(element("p", { className: "soft" }, "Choose an example below to see its path through the tree, and its distance to each boundary."));
 select(fromHash() ?? 0, false);
