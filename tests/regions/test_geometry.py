@@ -11,6 +11,7 @@ from fastff import FFF
 from fastff import tree as heap
 from fastff.regions import boundaries, contains, halfspaces, margin, path
 from helpers import make
+from region_helpers import draw_layer
 
 
 def satisfies(layer, leaf, x):
@@ -21,20 +22,6 @@ def satisfies(layer, leaf, x):
     return ((value > 0) | ((value == 0) & ~left)).all(-1)
 
 
-def drawn(seed, inputs, depth, whole=False, dtype=torch.float32):
-    """A layer and inputs from a seed; whole numbers make every sum exact, and many inputs lie on boundaries."""
-    generator = torch.Generator().manual_seed(seed)
-    layer = FFF(inputs, 2, depth=depth, leaf_width=1, dtype=dtype)
-    x = torch.randn(40, inputs, generator=generator)
-    with torch.no_grad():
-        layer.node_weight.copy_(torch.randn(layer.node_weight.shape, generator=generator))
-        layer.node_bias.copy_(torch.randn(layer.node_bias.shape, generator=generator))
-        if whole:
-            layer.node_weight.round_()
-            layer.node_bias.round_()
-    return layer, (2 * x).round().to(dtype) if whole else x.to(dtype)
-
-
 SIZES = {"seed": st.integers(0, 2**31), "inputs": st.integers(1, 6), "depth": st.integers(0, 5)}
 
 
@@ -42,7 +29,7 @@ SIZES = {"seed": st.integers(0, 2**31), "inputs": st.integers(1, 6), "depth": st
 @given(whole=st.booleans(), **SIZES)
 def test_every_input_satisfies_the_half_spaces_of_its_own_leaf_alone(seed, inputs, depth, whole):
     """Inputs of whole numbers may lie on a boundary; others that rounding could take to either side are left out."""
-    layer, x = drawn(seed, inputs, depth, whole)
+    layer, x = draw_layer(seed, inputs, depth, whole)
     inside = torch.stack([satisfies(layer, leaf, x) for leaf in range(layer.num_leaves)], 1)
     sure = margin(layer, x).distance > (-1 if whole else 1e-5)
     assert (inside.sum(1) == 1).all()
@@ -54,7 +41,7 @@ def test_every_input_satisfies_the_half_spaces_of_its_own_leaf_alone(seed, input
 @settings(max_examples=30, deadline=None)
 @given(wide=st.booleans(), **SIZES)
 def test_the_route_changes_just_past_the_margin_and_not_before(seed, inputs, depth, wide):
-    layer, x = drawn(seed, inputs, depth, dtype=torch.float64 if wide else torch.float32)
+    layer, x = draw_layer(seed, inputs, depth, dtype=torch.float64 if wide else torch.float32)
     distance, node = margin(layer, x)
     some = (distance > (1e-9 if wide else 1e-2)) & distance.isfinite()
     x, distance, node, leaf = x[some], distance[some], node[some], layer.route(x)[some]
@@ -116,7 +103,7 @@ def test_minimal_half_spaces_leave_out_what_others_imply():
 @given(seed=st.integers(0, 2**31), inputs=st.integers(1, 4), depth=st.integers(1, 5))
 def test_minimal_half_spaces_are_the_ones_that_linear_programs_keep(seed, inputs, depth):
     linprog = pytest.importorskip("scipy.optimize").linprog
-    layer, _ = drawn(seed, inputs, depth, dtype=torch.float64)
+    layer, _ = draw_layer(seed, inputs, depth, dtype=torch.float64)
     leaf = seed % layer.num_leaves
     A, b = (part.numpy() for part in halfspaces(layer, leaf))
     free = [(None, None)] * inputs
