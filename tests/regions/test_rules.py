@@ -14,8 +14,6 @@ from region_helpers import draw_layer
 
 NUMBER = r"[\d.]+(?:e[+-]\d+)?"
 TERM = re.compile(rf"(?:(?P<sign> [+-] )|^)(?P<number>-?{NUMBER})\*(?P<name>[^*]+?)(?= [+-] {NUMBER}\*|$)")
-    r"(?:(?P<sign> [+-] )|^)(?P<number>-?[\d.]+(?:e[+-]\d+)?)\*(?P<name>[^*]+?)(?= [+-] [\d.]+(?:e[+-]\d+)?\*|$)"
-)
 
 
 def evaluate(rule, names, X):
