@@ -10,8 +10,8 @@ leaves, and a part that a smaller tree would not have is filled with copies behi
     drop_leaves_    the sibling of each dropped leaf, or of a dropped subtree, takes its region.
     prune_          removes the levels that are not needed any more.
 
-"No output changes" is bit for bit on the backends native and reference. aten and triton may run a deeper tree in another
-way, which changes the last bits.
+"No output changes" is bit for bit on the backends native and reference. aten and triton may run a deeper tree in
+another way, which changes the last bits.
 
 The parameters stay the same objects. Where the depth stays, they change in place, and an optimizer goes on with the
 state that it has, also for copied leaves. Where the depth changes, they get new shapes: build a new optimizer, since
