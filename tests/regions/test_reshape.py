@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import fastff
 from fastff import FFF
@@ -201,6 +202,26 @@ def test_int8_leaves_are_reshaped_too():
     split_leaf_(layer, 2, weight=torch.ones(5))
     assert layer.leaf_in_weight.dtype == torch.int8
     assert torch.equal(hard(layer, x), before)
+
+
+def test_a_reshaped_layer_of_a_converted_model_is_saved_and_loaded(tmp_path):
+    """The save holds the depth that the layer has now, not the one that replace_ gave it."""
+    pytest.importorskip("safetensors")
+
+    def dense():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6)), nn.Linear(6, 2))
+
+    model, x = dense(), torch.randn(20, 6)
+    fastff.replace_(model, depth=2, leaf_width=3)
+    layer = model[0]
+    fastff.initialize_tree_(layer, x)
+    assert split_leaf_(layer, 1, x).depth == 3
+    fastff.save(model, tmp_path)
+    loaded = dense()
+    fastff.load_(loaded, tmp_path)
+    assert loaded[0].depth == 3
+    assert torch.equal(hard(loaded.eval(), x), hard(model.eval(), x))
 
 
 def test_the_layer_of_a_compiled_plan_answers_anew():
