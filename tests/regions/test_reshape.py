@@ -93,8 +93,20 @@ def test_a_second_split_uses_the_spare_copy():
     assert torch.equal(first.origin[second.origin[route]], leaf)
     assert torch.equal(route[leaf == 2] % 2, (x[leaf == 2].sum(1) >= 0).long())
     assert torch.equal(route[leaf == 5] % 2, (0.5 - x[leaf == 5].sum(1) >= 0).long())
-    with pytest.raises(ValueError, match=r"no input reaches leaf 0: node 7 has no weights. Split leaf 1 instead"):
-        split_leaf_(layer, 0, weight=torch.ones(6))
+    assert split_leaf_(layer, 0, weight=torch.ones(6)).depth == 4  # a copy that no input reached serves as well
+    assert torch.equal(hard(layer, x), before)
+
+
+def test_leaves_that_only_the_soft_pass_reaches_are_no_spare_copies():
+    """A converted dense layer has a tree without weights and different leaves, whose mixture is the dense layer."""
+    layer, x = built()
+    with torch.no_grad():
+        layer.node_weight.zero_()
+        layer.node_bias.zero_()
+    soft = layer.soft(x)
+    assert prune_(layer).depth == 3
+    assert split_leaf_(layer, 7, x).depth == 4
+    torch.testing.assert_close(layer.soft(x), soft, rtol=1e-6, atol=1e-6)
 
 
 def test_the_halves_of_a_split_learn_apart():
@@ -108,6 +120,16 @@ def test_the_halves_of_a_split_learn_apart():
     assert not torch.equal(layer.leaf_out_weight[left], layer.leaf_out_weight[right])
     for spare in {*range(16)} - {left, right}:  # behind a node without weights, copies stay equal
         torch.testing.assert_close(layer.leaf_out_weight[spare], layer.leaf_out_weight[spare ^ 1])
+
+
+def test_a_recipe_keeps_a_split_tree():
+    """A recipe draws new trees for layers that nothing has fitted, which would lose the split."""
+    torch.manual_seed(0)
+    layer, x = FFF(5, 3, depth=1, leaf_width=2), torch.randn(64, 5)
+    split_leaf_(layer, int(layer.route(x[0])), x)
+    weight = layer.node_weight.detach().clone()
+    fastff.Recipe(layer, x, steps=10)
+    assert torch.equal(layer.node_weight, weight)
 
 
 def test_merging_undoes_a_split():
@@ -154,6 +176,10 @@ def test_pruning_removes_the_levels_that_decide_nothing(options):
     assert dropped.origin[prune_(layer).origin].tolist() == [1, 2, 5, 6]
     assert_fits(layer, 2)
     assert torch.equal(hard(layer, x), before)
+    before = layer.soft(x)
+    deepen_(layer)
+    prune_(layer)
+    assert torch.equal(layer.soft(x), before)
     layer, x = built(**options)
     dropped = drop_leaves_(layer, [1, 4, 5, 6, 7])
     before = hard(layer, x)

@@ -5,6 +5,7 @@ nearest to an input. That point lies on a boundary, where rounding decides the s
 boundary by a few roundings, until the hard pass of the layer itself arrives.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, SupportsIndex
 
 import torch
@@ -148,7 +149,7 @@ class _Search:
     ) -> None:
         self.normals, self.offsets, self.depth, self.radius, self.box = normals, offsets, depth, radius, box
 
-    def empty_leaves(self, advance: object) -> list[int]:
+    def empty_leaves(self, advance: Callable[..., None]) -> list[int]:
         """The leaves without a point, in order."""
         found: list[int] = []
         size = self.normals.shape[-1]
@@ -159,7 +160,7 @@ class _Search:
             if node >= heap.num_nodes(self.depth):
                 found += [node - heap.num_nodes(self.depth)] if point is None else []
                 continue
-            advance(1)  # type: ignore[operator]
+            advance()
             for right in (True, False):
                 way = [*steps, (node, right)]
                 todo.append((2 * node + 1 + right, way, None if point is None else self._point(way, point)))

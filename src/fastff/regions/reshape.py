@@ -56,7 +56,8 @@ def split_leaf_(
     """Split the region of a leaf in two, each with a copy of the leaf. No output changes until they are trained.
 
     If the leaf has a spare copy beside it, behind a node without weights, the depth stays. Otherwise all leaves get a
-    level more, as by `deepen_`: memory doubles, and each other leaf then has a spare copy for later splits.
+    level more, as by `deepen_`: memory doubles, and each other leaf then has a spare copy for later splits. A `Recipe`
+    keeps the tree and the leaves afterwards.
 
     Args:
         leaf: as layer.route numbers it.
@@ -71,22 +72,20 @@ def split_leaf_(
     normal, offset = _boundary(layer, number, x, weight, bias)
     node, sibling = (number + layer.num_nodes - 1) // 2, number ^ 1
     nodes, leaves = _unchanged(layer)
-    if layer.depth and not layer.node_weight[node].any():
-        if bool(layer.node_bias[node] >= 0) != bool(number & 1):
-            raise ValueError(
-                f"no input reaches leaf {number}: node {node} has no weights. Split leaf {sibling} instead."
-            )
+    if layer.depth and not _decides(layer, node):
         leaves[sibling] = number
     else:
         node = layer.num_nodes + number
         nodes, leaves = _deeper(layer)
-    return _rearrange_(layer, nodes, leaves, {node: (normal, offset)})
+    done = _rearrange_(layer, nodes, leaves, {node: (normal, offset)})
+    layer.fitted_tree = layer.fitted_leaves = True
+    return done
 
 
 def merge_siblings_(layer: FFF, leaf: SupportsIndex) -> Reshaped:
     """Let a leaf take the region of its sibling, leaf ^ 1, whose weights are lost. Other outputs do not change.
 
-    The inverse of a split: outputs do not change at all while the two leaves are equal.
+    The inverse of a split: no output changes while the two leaves are equal.
     """
     _check_plain(layer, "merge_siblings_")
     number = check_leaf_number(layer, leaf)
@@ -127,19 +126,19 @@ def drop_leaves_(layer: FFF, leaves: Iterable[SupportsIndex]) -> Reshaped:
 
 
 def prune_(layer: FFF) -> Reshaped:
-    """Remove all levels that the tree does not need, counting no node without weights. No hard output changes.
+    """Remove the levels that the tree does not need. No output changes.
 
-    The soft pass does not change either while the two sides of each such node are equal, as the functions here leave
-    them. The depth becomes the number of deciding nodes on the longest way; shorter ways are filled with copies.
+    Nodes without weights whose two sides are equal are not needed. The depth becomes the number of other nodes on the
+    longest way; shorter ways are filled with copies.
     """
     _check_plain(layer, "prune_")
-    weight, bias = _deciding(layer)
+    decides = [_decides(layer, node) for node in range(layer.num_nodes)]
     first = layer.num_nodes  # of the leaves
 
     def behind(node: int) -> int:
-        """The node or leaf that inputs at this node come to, past nodes without weights."""
-        while node < first and not weight[node]:
-            node = 2 * node + 1 + bias[node]
+        """The first node or leaf from here on that makes a difference."""
+        while node < first and not decides[node]:
+            node = 2 * node + 2
         return node
 
     def height(node: int) -> int:
@@ -190,11 +189,27 @@ def _deeper(layer: FFF) -> tuple[Tensor, Tensor]:
     return torch.cat([nodes, torch.full_like(leaves, -1)]), leaves.repeat_interleave(2)
 
 
-def _deciding(layer: FFF) -> tuple[list[bool], list[bool]]:
-    """Of each node: whether it has weights, and whether it would send inputs right if it had none."""
+def _decides(layer: FFF, node: int) -> bool:
+    """Whether a node makes a difference: it has weights, or its two sides differ.
+
+    Without weights it sends all inputs one way in the hard pass, but the soft pass still mixes both sides: a converted
+    dense layer starts with such a tree.
+    """
     weight = layer.node_weight if layer.node_out_weight is None else layer.node_out_weight
-    bias = layer.node_bias if layer.node_out_bias is None else layer.node_out_bias
-    return weight.detach().ne(0).any(-1).tolist(), bias.detach().ge(0).tolist()
+    if weight[node].any():
+        return True
+    level = (node + 1).bit_length() - 1
+    place = node - heap.num_nodes(level)  # from the left
+
+    def differ(parameters: list[nn.Parameter], start: int, size: int) -> bool:
+        middle = start + size // 2
+        return not all(torch.equal(p[start:middle], p[middle : start + size]) for p in parameters)
+
+    size = 1 << (layer.depth - level)
+    if differ(layer.leaf_parameters(), place * size, size):
+        return True
+    below = ((m, 1 << (m - level)) for m in range(level + 1, layer.depth))
+    return any(differ(layer.tree_parameters(), heap.num_nodes(m) + place * count, count) for m, count in below)
 
 
 @torch.no_grad()
