@@ -48,7 +48,7 @@ def smallest_change(layer: FFF, x: Tensor, leaf: SupportsIndex | Tensor) -> Chan
         while len(left) and slack * torch.finfo(flat.dtype).eps < 1:
             for i in left.tolist():
                 normals, offsets = spaces[int(wanted[i])]
-                moved[i] = _move(layer, normals, offsets, flat[i], slack, int(wanted[i]))
+                moved[i] = _move(normals, offsets, flat[i], slack, int(wanted[i]))
             arrived = layer.route(moved[left]) == wanted[left]
             advance(int(arrived.sum()))
             left, slack = left[~arrived], 2 * slack or 0.25
@@ -82,7 +82,7 @@ def _open_halfspaces(layer: FFF, leaf: int) -> tuple[Tensor, Tensor]:
     return normals[rows], offsets[rows]
 
 
-def _move(layer: FFF, normals: Tensor, offsets: Tensor, x: Tensor, slack: float, leaf: int) -> Tensor:
+def _move(normals: Tensor, offsets: Tensor, x: Tensor, slack: float, leaf: int) -> Tensor:
     """The point nearest to x (in,) that is `slack` roundings inside, in the dtype of x."""
     start = x.double().cpu()
     scale = torch.linalg.vector_norm(start) + offsets.abs()
