@@ -11,7 +11,7 @@ from torch import Tensor
 from ..layer import FFF
 from ..training.losses import bernoulli_entropy
 from .counts import Histogram, Lowest, path_groups
-from .geometry import norms
+from .geometry import path
 
 POOL = 64  # random inputs of a leaf, at most, among which the typical ones are sought
 CELLS = 2**24  # numbers in a chunk of node logits
@@ -74,13 +74,20 @@ def read_batch(batch: Any) -> Batch:
     return Batch(batch, None, None)
 
 
-def path_margins(layer: FFF, logits: Tensor, nodes: Tensor) -> Tensor:
-    """The distance to the boundary of each node on the path, (rows, depth); for node_width > 1, the logit's size."""
-    margins = logits.double().abs()
-    if layer.node_width > 1:
-        return margins
-    norm = norms(layer.node_weight.detach())[nodes]
-    return torch.where(norm > 0, margins / norm, torch.inf)
+def decisions(layer: FFF, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The leaf (rows,) of each input, and the logits and margins on its path, (rows, depth).
+
+    A margin is the distance to the node's boundary; for node_width > 1, which has no planes, the size of the logit.
+    """
+    x = x.to(layer.node_weight.dtype)  # autocast may have handed over another one
+    if layer.node_width == 1:
+        found = path(layer, x)
+        return found.leaf, found.logit, found.distance.double()
+    leaf, depth = layer.route(x), layer.depth
+    rows = max(1, CELLS // max(layer.num_nodes, 1))
+    pairs = zip(x.split(rows), path_groups(leaf, depth)[:, :depth].split(rows), strict=True)
+    logits = torch.cat([layer.node_logits(part).gather(1, nodes) for part, nodes in pairs])
+    return leaf, logits, logits.double().abs()
 
 
 class Collector:
@@ -139,13 +146,9 @@ class Collector:
         return len(x) // len(batch.x)
 
     def _rows(self, x: Tensor, batch: Batch, output: Any) -> Rows:
-        layer, depth = self.layer, self.layer.depth
-        leaf = layer.route(x)
-        groups = path_groups(leaf, depth)
-        parts = max(1, CELLS // max(layer.num_nodes, 1))
-        pairs = zip(x.split(parts), groups.split(parts), strict=True)
-        on_path = torch.cat([layer.node_logits(part).gather(1, group[:, :depth]) for part, group in pairs])
-        margins = path_margins(layer, on_path, groups[:, :depth])
+        layer = self.layer
+        leaf, on_path, margins = decisions(layer, x)
+        groups = path_groups(leaf, layer.depth)
         entropies = bernoulli_entropy((on_path * layer.temperature_tensor).double())
         label = target = prediction = loss = None
         if isinstance(batch.target, Tensor):

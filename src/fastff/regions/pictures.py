@@ -18,8 +18,8 @@ from ..checks import check_int
 from ..extras import install
 from ..layer import FFF
 from .contents import Contents, label_name
+from .development import History
 from .diagnosis import SOFT
-from .history import History
 from .plane import LINE, Plane, palette
 from .statistics import Statistics
 
