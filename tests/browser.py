@@ -8,8 +8,10 @@ with Browser() as browser:
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +19,7 @@ import time
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SECONDS = 60  # to wait for an answer
 KEYS = {"Enter": 13, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
 
 
@@ -26,11 +29,20 @@ def find():
     return named or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+def _pipe():
+    """A pipe whose ends are not among the descriptors that the browser takes over."""
+    low = os.pipe()
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low]
+    for end in low:
+        os.close(end)
+    return high
+
+
 class Browser:
     def __enter__(self):
         self.profile = tempfile.mkdtemp(prefix="fastff-browser-")
-        command_read, self.commands = os.pipe()
-        self.answers, answer_write = os.pipe()
+        command_read, self.commands = _pipe()
+        self.answers, answer_write = _pipe()
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run"]
         flags += [
             "--disable-dev-shm-usage",
@@ -49,7 +61,7 @@ class Browser:
         return self
 
     def __exit__(self, *_):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):
             self.send("Browser.close")
         try:
             self.process.wait(20)
@@ -74,9 +86,10 @@ class Browser:
 
     def _receive(self):
         while b"\0" not in self.buffer:
-            part = os.read(self.answers, 1 << 20)
+            ready, _, _ = select.select([self.answers], [], [], SECONDS)
+            part = os.read(self.answers, 1 << 20) if ready else b""
             if not part:
-                raise RuntimeError("the browser has ended.")
+                raise RuntimeError("the browser has ended." if ready else f"the browser is silent for {SECONDS} s.")
             self.buffer += part
         line, _, self.buffer = self.buffer.partition(b"\0")
         return json.loads(line)

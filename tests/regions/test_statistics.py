@@ -8,6 +8,7 @@ from torch import nn
 import fastff
 from fastff import tree
 from fastff.regions import margin, statistics
+from fastff.regions.collect import POOL, Collector, read_batch
 from fastff.training.losses import bernoulli_entropy
 from helpers import make, two_layers
 
@@ -190,6 +191,27 @@ def test_memory_bounds_the_examples():
     none = statistics(layer, x, memory=10)
     assert none.leaf_count.sum() == 500
     assert all(not one for kind in none.examples.values() for one in kind)
+
+
+def test_what_is_kept_does_not_grow_with_the_data():
+    """The inputs that are held: at most a pool for each leaf, and the examples of each node and leaf."""
+    layer = make(4, 3, depth=2)
+    collector = Collector(layer, loss=None, examples=2, context=0, memory=2**20, seed=0)
+    bound = POOL * 4 + 2 * 7
+    for batch in torch.randn(40, 100, 4, dtype=torch.float64):
+        collector.add([batch], read_batch(batch), layer(batch))
+        assert len(collector._kept) <= bound
+    assert collector.samples == 4000
+
+
+def test_inputs_that_autocast_made_smaller():
+    layer = make(5, 3, depth=2, dtype=torch.float32)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 5), layer)
+    x = torch.randn(20, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = statistics(model, x)
+        leaf = layer.route(model[0](x))
+    assert torch.equal(found.leaf_count, torch.bincount(leaf, minlength=4))
 
 
 def test_one_layer_of_several_and_the_modes_are_restored():
