@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ import fastff
 from fastff.regions import explore, statistics
 from fastff.regions.contents import Contents, token_text
 from helpers import make
+
+ROOT = Path(__file__).parents[2]
 
 
 def losses(output, target):
@@ -195,5 +198,19 @@ def test_errors_leave_no_page(tmp_path):
 def test_findings_are_on_the_page(tmp_path):
     layer, data = layer_and_data()
     page = read(explore(layer, data, tmp_path / "page.html"))
-    assert "soft boundaries" in [finding["problem"] for finding in page["findings"]]
+    assert [finding["problem"] for finding in page["findings"]] == ["overfragmentation", "soft boundaries"]
+    page = read(explore(layer, data, tmp_path / "page.html", batch_size=16))
+    assert [finding["problem"] for finding in page["findings"]][1] == "shrinking batches"
     assert fastff.regions.explore is explore
+
+
+def test_the_page_has_the_colours_of_the_report():
+    """Both are pages of one project; the report's style is a template of the experiments."""
+    styles = []
+    for name in ("src/fastff/regions/page/explore.css", "reproduce/src/fastff_reproduce/html_report/style.css.j2"):
+        if not (file := ROOT / name).exists():
+            pytest.skip("the experiments are not in this checkout")
+        found = re.findall(r"--(page|ink|soft|line|shade|link): (#\w+);", file.read_text())
+        styles.append(found)
+        assert len(found) == 12  # light and dark
+    assert styles[0] == styles[1]

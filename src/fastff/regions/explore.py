@@ -39,6 +39,7 @@ def explore(
     title: str | None = None,
     examples: int = 4,
     context: int = 8,
+    batch_size: int | None = None,
     progress: bool = True,
 ) -> Path:
     """Write an HTML page about the regions of one FFF layer, and return its path.
@@ -55,6 +56,7 @@ def explore(
             dimensions are images by themselves.
         decode: the text of a token: a tokenizer, a function, a list or a mapping.
         title: of the page.
+        batch_size: of training, for `diagnose`. Without it, shrinking batches are not reported.
     """
     path = Path(path)
     if is_estimator(model):
@@ -80,6 +82,7 @@ def explore(
         decode=decode,
         title=title or (f"Regions of {found.layer}" if found.layer else "Regions"),
         about=about,
+        batch_size=batch_size,
     )
     write_page(path, payload)
     return path
@@ -94,6 +97,7 @@ def page_data(
     decode: Decode | Any = None,
     title: str = "Regions",
     about: str = "",
+    batch_size: int | None = None,
 ) -> dict[str, Any]:
     """What the page shows, as JSON's types."""
     first = next((one for kind in found.examples.values() for group in kind for one in group), None)
@@ -110,7 +114,7 @@ def page_data(
         "distance": found.margin_is_distance,
         "dead": found.dead_leaves(),
         "overloaded": found.overloaded_leaves(),
-        "findings": [vars(finding) for finding in diagnose(found)],
+        "findings": _findings(found, batch_size),
         "classes": {label: label_name(class_names, label) for label in labels},
         "features": _feature_names(feature_names, kept, contents.kind),
         "count": found.count.tolist(),
@@ -127,6 +131,12 @@ def page_data(
         "shape": list(contents.shape),
         "inputs": [_input(one, contents) for one in kept],
     }
+
+
+def _findings(found: Statistics, batch_size: int | None) -> list[dict[str, str]]:
+    """The diagnosis. The batches of a page's data say nothing about training."""
+    findings = diagnose(found, batch_size=batch_size)
+    return [vars(one) for one in findings if batch_size is not None or one.problem != "shrinking batches"]
 
 
 def write_page(path: Path, payload: Mapping[str, Any]) -> None:

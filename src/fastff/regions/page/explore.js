@@ -44,7 +44,7 @@ function layout(weight) {
 
 const measures = {
   labels: data.labels && "most frequent label", accuracy: data.accuracy && "accuracy", purity: data.purity && "purity",
-  loss: data.loss && "loss", target: data.target && "mean target", share: "share of its level", entropy: "entropy of decisions", margin: data.distance ? "distance to the boundary" : "logit",
+  loss: data.loss && "loss", target: data.target && "mean target", share: "inputs, × fair share", entropy: "entropy of decisions", margin: data.distance ? "distance to the boundary" : "logit",
 };
 function measured(name) {
   if (name === "share") return count.map((n, g) => n / samples * 2 ** level(g));
