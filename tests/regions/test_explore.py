@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastff
-from fastff.regions import explore, statistics
+from fastff.regions import explore, path, statistics
 from fastff.regions.contents import Contents, token_text
 from helpers import make
 
@@ -37,8 +37,8 @@ def layer_and_data(depth=3, features=12):
 
 def test_the_page_has_the_numbers_of_the_statistics(tmp_path):
     layer, data = layer_and_data()
-    path = explore(layer, data, tmp_path / "page.html", loss=losses, class_names=["a", "b", "c"])
-    page, found = read(path), statistics(layer, data, loss=losses)
+    file = explore(layer, data, tmp_path / "page.html", loss=losses, class_names=["a", "b", "c"])
+    page, found = read(file), statistics(layer, data, loss=losses)
     assert page["count"] == found.count.tolist()
     assert page["dead"] == found.dead_leaves()
     assert page["classes"] == {"0": "a", "1": "b", "2": "c"}
@@ -61,12 +61,12 @@ def test_the_page_has_the_numbers_of_the_statistics(tmp_path):
 def test_text_cannot_become_markup(tmp_path):
     layer, data = layer_and_data()
     evil = "</script><script>alert(1)</script><!-- & \u2028"
-    path = explore(layer, data, tmp_path / "page.html", class_names=[evil] * 3, title=evil, feature_names=[evil] * 12)
-    text = path.read_text(encoding="utf-8")
+    file = explore(layer, data, tmp_path / "page.html", class_names=[evil] * 3, title=evil, feature_names=[evil] * 12)
+    text = file.read_text(encoding="utf-8")
     assert text.count("<script") == 2
     assert "alert(1)<" not in text
     assert "\u2028" not in re.search(r'id="data">(.*?)</script>', text, re.S)[1]
-    page = read(path)
+    page = read(file)
     assert page["title"] == page["classes"]["0"] == page["features"][0] == evil
     assert "http" not in re.sub(r"http-equiv", "", text)  # nothing to load
 
@@ -166,6 +166,7 @@ def test_estimators_bring_their_names_and_keep_features_as_given(tmp_path):
     regressor = FFFRegressor(depth=1, leaf_width=4, epochs=2, random_state=0).fit(X, target)
     page = read(explore(regressor, (X, target), tmp_path / "page.html"))
     assert page["target"][0] == pytest.approx(target.mean(), rel=1e-4)
+    assert read(explore(regressor, X, tmp_path / "page.html", follow=X[:3]))["inputs"][-1][2] == regressor.apply(X)[2]
     assert read(explore(regressor, X, tmp_path / "page.html"))["target"] is None
     with pytest.raises(ValueError, match="not fitted yet"):
         explore(FFFClassifier(), (X, y), tmp_path / "page.html")
@@ -193,6 +194,18 @@ def test_errors_leave_no_page(tmp_path):
     with pytest.raises(TypeError, match="expected a model"):
         explore(3, data, tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_given_inputs_can_be_followed(tmp_path):
+    layer, data = layer_and_data()
+    x = torch.randn(5, 12, dtype=torch.float64)
+    page = read(explore(layer, data, tmp_path / "page.html", follow=(x, torch.tensor([0, 1, 2, 0, 1]))))
+    way = path(layer, x)
+    assert page["followed"] == 5
+    for i, one in enumerate(page["inputs"][-5:]):
+        assert (one[0], one[2], one[4]) == (i, way.leaf[i], i % 3)
+        assert one[3] == pytest.approx(way.distance[i].tolist(), rel=1e-4)
+    assert page["count"][0] == 80
 
 
 def test_findings_are_on_the_page(tmp_path):

@@ -192,6 +192,23 @@ def test_following_an_input_shows_its_margins(browser, path, found, layer_and_da
     assert page.text("#path p:last-child") == "Ends in leaf 1."
 
 
+def test_a_given_input_is_followed(browser, tmp_path, layer_and_data):
+    layer, data = layer_and_data
+    x = torch.randn(3, 16)
+    page = browser.open(explore(layer, data, tmp_path / "page.html", follow=x))
+    assert page.evaluate("[...document.querySelectorAll('#given button')].map(b => b.innerText)") == [
+        "given #0",
+        "given #1",
+        "given #2",
+    ]
+    page.click(*page.middle("#given button:nth-child(2)"))
+    assert page.text("#follow-title") == "Input given #1"
+    assert page.text("#path p:last-child") == f"Ends in leaf {int(layer.route(x)[1])}."
+    search(page, "given 2")
+    assert page.text("#name") == f"Leaf {int(layer.route(x)[2])}"
+    assert page.errors() == []
+
+
 def test_dead_leaves_are_listed_and_lead_there(browser, path, found):
     page = browser.open(path)
     assert found.dead_leaves() == [6]

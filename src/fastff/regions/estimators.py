@@ -46,7 +46,7 @@ def opened(estimator: Any, data: Any, loss: Loss | None, feature_names: Any, cla
         )
     if not hasattr(estimator, "layer_"):
         raise ValueError(f"this {type(estimator).__name__} is not fitted yet. Call fit before explore.")
-    features, target = data if isinstance(data, tuple | list) and len(data) == 2 else (data, None)
+    features, target = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
     x = torch.from_numpy(np.array(features, dtype=np.float64, ndmin=2))
     if x.shape[1] != estimator.n_features_in_:
         raise ValueError(f"X must have {estimator.n_features_in_} features; got shape {tuple(x.shape)}.")

@@ -22,6 +22,7 @@ from .estimators import is_estimator, opened
 from .statistics import KINDS, Statistics, find_layer, statistics
 
 SHOWN = 12  # labels or tokens of a node or leaf
+FOLLOWED = 100  # inputs
 PAGE = 2**24  # bytes for the contents of examples, at most
 
 
@@ -39,6 +40,7 @@ def explore(
     title: str | None = None,
     examples: int = 4,
     context: int = 8,
+    follow: Any = None,
     batch_size: int | None = None,
     progress: bool = True,
 ) -> Path:
@@ -56,10 +58,12 @@ def explore(
             dimensions are images by themselves.
         decode: the text of a token: a tokenizer, a function, a list or a mapping.
         title: of the page.
+        follow: a batch of inputs to list on the page, so that their paths can be followed: at most 100 are shown.
         batch_size: of training, for `diagnose`. Without it, shrinking batches are not reported.
     """
     path = Path(path)
     if is_estimator(model):
+        follow = None if follow is None else opened(model, follow, None, None, None)[1]
         model, data, loss, feature_names, class_names = opened(model, data, loss, feature_names, class_names)
     found = statistics(
         model,
@@ -83,6 +87,7 @@ def explore(
         title=title or (f"Regions of {found.layer}" if found.layer else "Regions"),
         about=about,
         batch_size=batch_size,
+        followed=_followed(model, follow, layer, context),
     )
     write_page(path, payload)
     return path
@@ -98,12 +103,13 @@ def page_data(
     title: str = "Regions",
     about: str = "",
     batch_size: int | None = None,
+    followed: Sequence[Example] = (),
 ) -> dict[str, Any]:
     """What the page shows, as JSON's types."""
     first = next((one for kind in found.examples.values() for group in kind for one in group), None)
     contents = Contents(first, image_shape=image_shape, decode=decode, tokens=found.tokens is not None)
     shown, kept = _choose(found, contents)
-    contents.measure(kept)
+    contents.measure([*kept, *followed])
     labels = found.labels.values if found.labels else []
     return {
         "title": title,
@@ -129,8 +135,17 @@ def page_data(
         "examples": shown,
         "content": contents.kind,
         "shape": list(contents.shape),
-        "inputs": [_input(one, contents) for one in kept],
+        "inputs": [_input(one, contents) for one in (*kept, *followed)],
+        "followed": len(followed),  # the last inputs
     }
+
+
+def _followed(model: Any, follow: Any, layer: str | None, context: int) -> list[Example]:
+    """The inputs to follow, in their order."""
+    if follow is None:
+        return []
+    found = statistics(model, follow, layer, examples=FOLLOWED, context=context, progress=False)
+    return sorted(found.examples["random"][0], key=lambda one: (one.index, one.position))
 
 
 def _findings(found: Statistics, batch_size: int | None) -> list[dict[str, str]]:

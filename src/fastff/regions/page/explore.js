@@ -318,7 +318,8 @@ function followButton(i, ...children) {
   button.dataset.input = i;
   return button;
 }
-const title = (i) => `#${data.inputs[i][0]}` + (data.content === "text" ? ` @${data.inputs[i][1]}` : "");
+const given = data.inputs.length - data.followed;  // inputs from here on were given to be followed
+const title = (i) => `${i < given ? "" : "given "}#${data.inputs[i][0]}` + (data.content === "text" ? ` @${data.inputs[i][1]}` : "");
 function verdict(i) {
   const [, , , , label, prediction, , target] = data.inputs[i], parts = [];
   if (label !== null) parts.push(className(label));
@@ -411,13 +412,13 @@ function overview() {
     ...list("Overloaded, over 3 × the fair share", data.overloaded, "No leaf has more than three times its fair share."));
 }
 function search(text) {
-  const match = /^\s*(leaf|node|input|root|#)?\s*#?(\d+)?\s*$/i.exec(text), kind = (match?.[1] ?? "leaf").toLowerCase();
+  const match = /^\s*(leaf|node|input|given|root|#)?\s*#?(\d+)?\s*$/i.exec(text), kind = (match?.[1] ?? "leaf").toLowerCase();
   if (kind === "root") return [0, ""];
   if (!match || match[2] === undefined) return [null, "Type leaf 5, node 3, input 12 or root."];
   const n = Number(match[2]);
-  if (kind === "input" || kind === "#") {
-    const i = data.inputs.findIndex((one) => one[0] === n);
-    if (i < 0) return [null, `Input ${n} is not among the examples.`];
+  if (kind === "input" || kind === "#" || kind === "given") {
+    const i = data.inputs.findIndex((one, at) => one[0] === n && (kind === "given" ? at >= given : at < given));
+    if (i < 0) return [null, kind === "given" ? `There is no given input ${n}.` : `Input ${n} is not among the examples.`];
     follow(i);
     return [nodes + data.inputs[i][2], `Input ${n} ends in leaf ${data.inputs[i][2]}.`];
   }
@@ -480,4 +481,5 @@ overview();
 setColour(chooser.value);
 resize();
 get("path").append(element("p", { className: "soft" }, "Choose an example below to see its path through the tree, and its distance to each boundary."));
+for (let i = given; i < data.inputs.length; i++) get("given").append(followButton(i, title(i)));
 select(fromHash() ?? 0, false);
