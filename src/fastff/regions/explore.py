@@ -1,6 +1,6 @@
 """One self-contained HTML page about the regions of a trained layer: `explore`.
 
-The page holds the statistics as JSON, and draws them with the script beside this file. It loads nothing, so that it
+The page holds the statistics as JSON, and draws them with the scripts in page/. It loads nothing, so that it
 works offline and can be sent to others. It shows whatever examples it holds: do not share a page of private data.
 """
 
@@ -159,13 +159,13 @@ def write_page(path: Path, payload: Mapping[str, Any]) -> None:
     text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    parts = {name: _file(f"explore.{name}") for name in ("html", "css", "js")}
-    page = parts["html"].replace("{{title}}", html.escape(str(payload["title"])))
+    page = _file("explore.html").replace("{{title}}", html.escape(str(payload["title"])))
     before, rest = page.split("{{css}}")
     between, rest = rest.split("{{data}}")
     middle, after = rest.split("{{js}}")
     with replacing(path) as file:
-        file.writelines([before, parts["css"], between, text, middle, parts["js"], after])
+        file.writelines([before, _file("explore.css"), between, text, middle])
+        file.writelines([_file("tree.js"), _file("explore.js"), after])
 
 
 def _file(name: str) -> str:
