@@ -73,6 +73,14 @@ def test_backends_agree():
         torch.testing.assert_close(layer(x), y)
 
 
+def test_a_page_about_regions(tmp_path):
+    """Its template is a part of the package."""
+    layer, x = fastff.FFF(6, 5, depth=3, leaf_width=4), torch.randn(40, 6)
+    page = fastff.regions.explore(layer, x, tmp_path / "page.html", progress=False).read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "{{" not in page
+
+
 def test_functional():
     layer, x = fastff.FFF(6, 5, depth=3, leaf_width=4).eval(), torch.randn(9, 6)
     tree = fastff.functional.Tree(layer.node_weight, layer.node_bias)

@@ -64,17 +64,3 @@ def test_panels_are_the_sketch_in_three_figures(quick):
     whole, parts = sketch(depth=2, leaf_width=3), panels(depth=2, leaf_width=3)
     assert [part.axes[0].get_title() for part in parts] == [axes.get_title() for axes in whole.axes]
     assert [len(part.axes) for part in parts] == [1, 1, 1]
-
-
-def test_boundaries_follow_the_regions(quick):
-    """Blocks that are chosen everywhere or nowhere have no boundary; another block's is where it stops."""
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots()
-    left = torch.zeros(60, 60)
-    left[:, :30] = 1
-    module._boundaries(axes, torch.stack([left, torch.ones(60, 60), torch.zeros(60, 60)], -1))
-    (line,) = axes.collections
-    (path,) = line.get_paths()
-    assert abs(path.vertices[:, 0]).max() < 1e-6  # x = 0
-    assert path.vertices[:, 1].min() == pytest.approx(-module.REACH)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fastff.baselines import FF, MoE, importance_loss, load_loss
 from fastff.layer import FFF
+from fastff.regions.plane import Plane, palette, rgb
 from fastff.training.recipe import Recipe
 
 from .threads import one_thread
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")  # one for each arm; Okabe and Ito chose them for all eyes
-LINE = "#222222"  # dark on the maps, which are light on any page
-ARMS = len(COLORS)
+ARMS = 4
+COLORS = palette(ARMS)
 SAMPLES, STEPS, RATE = 1024, 600, 2e-2
 REACH, CELLS = 1.15, 300  # the map: from -REACH to REACH, CELLS each way
 
@@ -86,8 +86,8 @@ def _layers(seed: int, depth: int, leaf_width: int) -> Layers:
 def _draw(layers: Layers, axes: "Sequence[Axes]") -> None:
     """What each layer answers where, with the regions of the experts and of the leaves."""
     ff, moe, fff, test = layers
-    line = torch.linspace(-REACH, REACH, CELLS)
-    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)  # (CELLS, CELLS, 2): rows go up
+    plane = Plane(-REACH, REACH, -REACH, REACH, CELLS)
+    grid = plane.grid()  # (CELLS, CELLS, 2): rows go up
     titles = {
         ff: f"FF: all {ff.width} neurons compute",
         moe: f"MoE: {moe.k} of {moe.num_experts} experts of {moe.expert_width} compute",
@@ -98,14 +98,15 @@ def _draw(layers: Layers, axes: "Sequence[Axes]") -> None:
         for layer, panel in by_layer.items():
             right = (layer(test[0]).argmax(-1) == test[1]).float().mean().item()
             panel.set_title(f"{titles[layer]}\n{100 * right:.1f}% accuracy on new points", fontsize=10)
-            _map(panel, layer(grid.view(-1, 2)).view(CELLS, CELLS, ARMS), test)
+            _map(panel, plane, layer(grid.view(-1, 2)).view(CELLS, CELLS, ARMS), test)
         by_layer[ff].set_xlabel("no regions: one layer everywhere", fontsize=9)
         experts = F.linear(grid, moe.gate_weight).topk(moe.k, -1).indices  # (CELLS, CELLS, k)
-        _boundaries(by_layer[moe], torch.zeros(CELLS, CELLS, moe.num_experts).scatter(-1, experts, 1.0))
+        plane.boundaries(by_layer[moe], torch.zeros(CELLS, CELLS, moe.num_experts).scatter(-1, experts, 1.0))
         by_layer[moe].set_xlabel("lines: where the choice of experts changes", fontsize=9)
-        _boundaries(by_layer[fff], F.one_hot(fff.route(grid), fff.num_leaves).float())
+        plane.boundaries(by_layer[fff], F.one_hot(fff.route(grid), fff.num_leaves).float())
         soft = 1 - fff.mixture(grid).amax(-1)  # (CELLS, CELLS): 0 where one leaf is alone
-        _haze(by_layer[fff], soft)
+        plane.haze(by_layer[fff], soft)
+        by_layer[fff].set_xlabel("lines: regions of leaves; dark: soft boundaries", fontsize=9)
 
 
 def _train(model: nn.Module, data: tuple[Tensor, Tensor], loss: Loss, step: Callable[[], None]) -> None:
@@ -122,37 +123,9 @@ def _train(model: nn.Module, data: tuple[Tensor, Tensor], loss: Loss, step: Call
     model.eval()
 
 
-def _map(axes: "Axes", logits: Tensor, test: tuple[Tensor, Tensor]) -> None:
-    """The colour of the class that a model chooses at each point, paler where it is less sure, and some samples."""
-    share, answer = logits.softmax(-1).max(-1)
-    colors = _rgb(COLORS)
-    strength = 0.15 + 0.4 * ((share - 1 / ARMS) / (1 - 1 / ARMS)).unsqueeze(-1)  # (CELLS, CELLS, 1)
-    _show(axes, 1 - strength * (1 - colors[answer]))
+def _map(axes: "Axes", plane: Plane, logits: Tensor, test: tuple[Tensor, Tensor]) -> None:
+    """The class that a model chooses at each point, and some samples."""
+    plane.fill(axes, logits, COLORS)
     x, y = (part[:300] for part in test)
-    axes.scatter(x[:, 0].tolist(), x[:, 1].tolist(), c=colors[y].tolist(), s=9, edgecolors="white", linewidths=0.3)
-    axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), xticks=[], yticks=[], aspect="equal")
-    axes.grid(False)
-
-
-def _boundaries(axes: "Axes", chosen: Tensor) -> None:
-    """The edges of the regions in which the same blocks are chosen: (CELLS, CELLS, blocks), 1 for a chosen one."""
-    line = torch.linspace(-REACH, REACH, CELLS).tolist()
-    for block in chosen.unbind(-1):
-        if 0 < block.sum() < block.numel():
-            axes.contour(line, line, block.tolist(), levels=[0.5], colors=[LINE], linewidths=1.1)
-
-
-def _haze(axes: "Axes", soft: Tensor) -> None:
-    """Dark where the leaves mix in training."""
-    shade = torch.cat([_rgb((LINE,)).expand(CELLS, CELLS, 3), 0.7 * soft.unsqueeze(-1)], -1)
-    _show(axes, shade)
-    axes.set_xlabel("lines: regions of leaves; dark: soft boundaries", fontsize=9)
-
-
-def _show(axes: "Axes", image: Tensor) -> None:
-    edges = (-REACH, REACH, -REACH, REACH)
-    axes.imshow(image.numpy(), origin="lower", extent=edges, interpolation="bilinear")
-
-
-def _rgb(colors: tuple[str, ...]) -> Tensor:
-    return torch.tensor([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in colors])
+    colors = rgb(COLORS)[y].tolist()
+    axes.scatter(x[:, 0].tolist(), x[:, 1].tolist(), c=colors, s=9, edgecolors="white", linewidths=0.3)

@@ -1,4 +1,4 @@
-"""The command tree of `fastff`: `bench`, `plan`, and the commands of installed plug-ins."""
+"""The command tree of `fastff`: `bench`, `plan`, `explore`, and the commands of installed plug-ins."""
 
 from typing import Annotated
 
@@ -6,11 +6,12 @@ import typer
 
 from .. import __version__
 from .bench_commands import bench
+from .explore_command import explore
 from .plan_command import plan
 from .plugins import add_commands
 
 app = typer.Typer(
-    help="Fast feedforward layers: measure them on this machine, and choose their sizes.",
+    help="Fast feedforward layers: measure them on this machine, choose their sizes, and look inside.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,4 +36,5 @@ def _root(
 
 app.add_typer(bench, name="bench", short_help="Measure inference times of FF and FFF, the paper's sizes or your own.")
 app.command()(plan)
+app.command()(explore)
 add_commands(app)

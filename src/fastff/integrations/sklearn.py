@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..activations import Activation
 from ..interrupts import guarded
+from .sklearn_rules import Rules
 from .sklearn_training import FLOAT32, Training
 from .standardize import moments, sample_weights, standardized
 
@@ -47,7 +48,7 @@ def _known_arguments(init: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-class _FFFEstimator(BaseEstimator):  # type: ignore[misc]
+class _FFFEstimator(Rules, BaseEstimator):  # type: ignore[misc]
     """What the classifier and the regressor share."""
 
     mean_: np.ndarray

@@ -14,18 +14,20 @@ HISTORY = "_fastff_specification"  # the attribute of a converted model
 
 
 def history_of(model: nn.Module) -> Specification:
-    """What `replace_` and `apply_` did to a model and its parts, with the current activation, dropout and decisions."""
+    """What `replace_` and `apply_` did to a model and its parts, with the current depth, activation, dropout and
+    decisions."""
     found = []
     for above, part in model.named_modules():
         for entry in vars(part).get(HISTORY) or ():
             entry = _below(above, entry)
             layer = module_at(model, layer_path(entry))
-            if not isinstance(layer, FFF) or any(getattr(layer, key) != entry[key] for key in (*SIZES, "bias")):
+            fixed = {*SIZES, "bias"} - {"depth"}  # regions.split_leaf_ and prune_ change the depth
+            if not isinstance(layer, FFF) or any(getattr(layer, key) != entry[key] for key in fixed):
                 raise ValueError(
                     f"{entry['name']} was replaced by an FFF of depth {entry['depth']} and leaf width "
                     f"{entry['leaf_width']}, and is something else now, so the surgery on this model is not known."
                 )
-            now = {key: getattr(layer, key) for key in ("dropout", "transposition", "decision")}
+            now = {key: getattr(layer, key) for key in ("depth", "dropout", "transposition", "decision")}
             found.append(entry | now | {"activation": _activation(layer, entry)})
     return found
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batches import batches, check_reached, evaluation_mode, feed, watch_inputs
-from .functional import mixture, walk
-from .layer import FFF, fff_layers
-from .training.losses import last_logits
-from .tree import one_hot, sum_below
+from ..batches import batches, check_reached, evaluation_mode, feed, watch_inputs
+from ..functional import mixture, walk
+from ..layer import FFF, fff_layers
+from ..training.losses import last_logits
+from ..tree import one_hot, sum_below
 
 
 @dataclass(frozen=True, repr=False)
