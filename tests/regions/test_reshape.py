@@ -89,6 +89,7 @@ def test_a_second_split_uses_the_spare_copy():
     second = split_leaf_(layer, now, weight=-torch.ones(6), bias=0.5)
     assert first.depth == second.depth == 4
     assert torch.equal(hard(layer, x), before)
+    assert (second.origin == now).nonzero()[:, 0].tolist() == [now - now % 2, now - now % 2 + 1]
     route = layer.route(x)
     assert torch.equal(first.origin[second.origin[route]], leaf)
     assert torch.equal(route[leaf == 2] % 2, (x[leaf == 2].sum(1) >= 0).long())
