@@ -285,6 +285,8 @@ def test_errors_change_nothing():
     leaf = int(layer.route(x[0]))
     with pytest.raises(ValueError, match=f"the 9 inputs in leaf {leaf} are equal up to rounding"):
         split_leaf_(layer, leaf, x[:1].expand(9, 5))
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"never train. Call it outside"):
+        deepen_(layer)
     with pytest.raises(ValueError, match="no sibling"):
         merge_siblings_(make(depth=0), 0)
     with pytest.raises(ValueError, match="node_width=1"):
