@@ -89,6 +89,7 @@ def test_a_second_split_uses_the_spare_copy():
     second = split_leaf_(layer, now, weight=-torch.ones(6), bias=0.5)
     assert first.depth == second.depth == 4
     assert torch.equal(hard(layer, x), before)
+    assert (second.origin == now).nonzero()[:, 0].tolist() == [now - now % 2, now - now % 2 + 1]
     route = layer.route(x)
     assert torch.equal(first.origin[second.origin[route]], leaf)
     assert torch.equal(route[leaf == 2] % 2, (x[leaf == 2].sum(1) >= 0).long())
@@ -284,6 +285,8 @@ def test_errors_change_nothing():
     leaf = int(layer.route(x[0]))
     with pytest.raises(ValueError, match=f"the 9 inputs in leaf {leaf} are equal up to rounding"):
         split_leaf_(layer, leaf, x[:1].expand(9, 5))
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"never train. Call it outside"):
+        deepen_(layer)
     with pytest.raises(ValueError, match="no sibling"):
         merge_siblings_(make(depth=0), 0)
     with pytest.raises(ValueError, match="node_width=1"):

@@ -30,6 +30,7 @@ from ..checks import check_number
 from ..functional import flatten
 from ..interrupts import uninterrupted
 from ..layer import FFF
+from ..surgery.operable import check_mode
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS
 from .geometry import check_fff, check_leaf_number, check_linear
 
@@ -163,8 +164,9 @@ def prune_(layer: FFF) -> Reshaped:
 
 
 def _check_plain(layer: FFF, what: str) -> None:
-    """Raise unless the parameters of a layer are its own plain tensors."""
+    """Raise unless the parameters of a layer are its own plain tensors, and can be replaced here."""
     check_fff(layer, what)
+    check_mode()
     names = (*TREE_PARAMETERS, *LEAF_PARAMETERS)
     computed = type(layer).tree is not FFF.tree or type(layer).leaves is not FFF.leaves
     if computed or any(name not in layer._parameters for name in names):
