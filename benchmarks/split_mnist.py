@@ -58,7 +58,7 @@ class Settings:
 
 
 # Chosen by `choice`.
-CHOSEN = {"fff": Settings(), "dense": Settings()}
+CHOSEN = {"fff": Settings(rate=3e-4, epochs=100), "dense": Settings(rate=3e-4, epochs=100)}
 
 
 # Models and memories
@@ -233,7 +233,7 @@ def table(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings
 
 def choice(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings]]:
     """The rate by uniform replay, so that the settings favour the baseline; GDumb's rate and epochs by itself."""
-    for rate in (3e-4, 1e-3, 3e-3, 1e-2):
+    for rate in (1e-4, 3e-4, 1e-3, 3e-3, 1e-2):
         yield "uniform", 500, Settings(rate=rate)
     for rate, epochs in itertools.product((1e-3, 3e-3), (30, 100)):
         yield "gdumb", 500, Settings(gdumb_rate=rate, epochs=epochs)
