@@ -2,13 +2,13 @@
 
     python benchmarks/split_mnist.py --output results/split_mnist.csv                # FASTFF_DATA: the data sets
     python benchmarks/split_mnist.py choice --output results/split_mnist.csv         # settings, by validation
-    python benchmarks/split_mnist.py causes --output results/split_mnist.csv         # the experiments of the analysis
+    python benchmarks/split_mnist.py causes --output results/split_mnist.csv         # experiments of the analysis, then `second`
     python benchmarks/split_mnist.py --samples 2000 --seeds 0 --memories 200         # a try: seconds
 
-Models: an FFF of 16 leaves of 8, its tree placed on the first task and then frozen, and a dense layer of width 128.
-Methods: `none`; `uniform`, a reservoir; `region`, the memory of `fastff.regions.Replay`; `gdumb`, a new model trained on
-a class-balanced memory alone. For the dense layer, a tree placed on the first task divides the inputs. Each step has
-`batch` new images and as many of the memory. `choice` and `causes` use seeds from 100 on and 5,000 held-out training
+Models: an FFF of 16 leaves of 8, its tree placed on the first task, and a dense layer of width 128.
+Methods: `none`; `uniform`, a reservoir; `region`, the memory of `fastff.regions.Replay`; `gdumb`, a new model
+trained on a class-balanced memory alone. For the dense layer, a tree placed on the first task divides the inputs. Each
+step has `batch` new images and as many of the memory. `choice`, `causes` and `second` use seeds from 100 on and 5,000 held-out training
 images. Accuracy is in percent, over all ten digits. Rows that the file has are not measured again.
 """
 
@@ -46,6 +46,7 @@ class Settings:
     batch: int = 32
     tree: str = "first"
     moving: bool = False
+    sharing: float = 0.0
     strategy: str = "herding"
     near: bool = False
     epochs: int = 30
@@ -57,20 +58,21 @@ class Settings:
         return json.dumps({k: v for k, v in dataclasses.asdict(self).items() if standard[k] != v})
 
 
-# Chosen by `choice`.
-CHOSEN = {"fff": Settings(rate=3e-4, epochs=100), "dense": Settings(rate=3e-4, epochs=100)}
+# Chosen by `choice`, for a frozen tree and the dense layer; then by `causes` and `second`.
+FIRST = Settings(rate=3e-4, epochs=100)
+CHOSEN = {"fff": dataclasses.replace(FIRST, moving=True), "dense": FIRST}
 
 
 # Models and memories
 
 
-def build(kind: str, x: Tensor, moving: bool) -> nn.Module:
+def build(kind: str, x: Tensor, s: Settings) -> nn.Module:
     """A fresh model; the tree of an FFF is placed on x."""
     if kind == "dense":
         return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
-    layer = fastff.FFF(784, 10, depth=4, leaf_width=8, decision="straight_through")
+    layer = fastff.FFF(784, 10, depth=4, leaf_width=8, decision="straight_through", sharing=s.sharing)
     fastff.initialize_tree_(layer, x)
-    return layer if moving else layer.freeze_tree_()
+    return layer if s.moving else layer.freeze_tree_()
 
 
 class Uniform:
@@ -82,7 +84,11 @@ class Uniform:
 
     def see(self, x: Tensor, y: Tensor) -> None:
         for i in range(len(x)):
-            at = self.seen if self.seen < self.budget else int(torch.randint(self.seen + 1, (), generator=self.generator))
+            at = (
+                self.seen
+                if self.seen < self.budget
+                else int(torch.randint(self.seen + 1, (), generator=self.generator))
+            )
             if at < self.budget:
                 self.x[at], self.y[at] = x[i], y[i]
             self.seen += 1
@@ -91,7 +97,9 @@ class Uniform:
         pass
 
     def draw(self, near: Tensor) -> Part:
-        at = torch.randint(max(min(self.seen, self.budget), 1), (len(near) if self.seen else 0,), generator=self.generator)
+        at = torch.randint(
+            max(min(self.seen, self.budget), 1), (len(near) if self.seen else 0,), generator=self.generator
+        )
         return self.x[at], self.y[at]
 
 
@@ -99,7 +107,8 @@ class Regions:
     """The memory of `fastff.regions.Replay`; with one leaf, a class-balanced memory without regions."""
 
     def __init__(self, layer: fastff.FFF, budget: int, seed: int, s: Settings, strategy: str = "") -> None:
-        self.memory, self.near = Replay(layer, budget, strategy=strategy or s.strategy, seed=seed), s.near  # type: ignore[arg-type]
+        self.near, self.moving = s.near, s.moving
+        self.memory = Replay(layer, budget, strategy=strategy or s.strategy, seed=seed)  # type: ignore[arg-type]
 
     def see(self, x: Tensor, y: Tensor) -> None:
         pass
@@ -112,6 +121,8 @@ class Regions:
         self.memory.add_(x, y, hardness)
 
     def draw(self, near: Tensor) -> Part:
+        if self.near and self.moving:
+            self.memory.reroute_()
         return self.memory.draw(len(near), near=near if self.near else None)
 
 
@@ -121,7 +132,9 @@ def memory_for(method: str, model: nn.Module, first: Tensor, budget: int, seed: 
     if method == "uniform":
         return Uniform(budget, seed)
     if method == "class":
-        return Regions(fastff.FFF(784, 1, depth=0, leaf_width=1), budget, seed, dataclasses.replace(s, near=False), "random")
+        return Regions(
+            fastff.FFF(784, 1, depth=0, leaf_width=1), budget, seed, dataclasses.replace(s, near=False), "random"
+        )
     if isinstance(model, fastff.FFF):
         return Regions(model, budget, seed, s)
     selector = fastff.FFF(784, 1, depth=4, leaf_width=1)
@@ -180,19 +193,26 @@ def measure(o: argparse.Namespace, data: "Data", row: Row, s: Settings) -> Row:
     torch.manual_seed(seed)
     begin = time.perf_counter()
     train, test = data.parts(held_out=row["part"] != "table")
-    tasks = [(train[0][at], train[1][at]) for at in (torch.isin(train[1], torch.tensor(pair)).nonzero()[:, 0] for pair in TASKS)]
+    tasks = [
+        (train[0][at], train[1][at])
+        for at in (torch.isin(train[1], torch.tensor(pair)).nonzero()[:, 0] for pair in TASKS)
+    ]
     if method == "gdumb":
         model = gdumb(kind, tasks, budget, seed, s)
     else:
         first = train[0] if s.tree == "all" else tasks[0][0]
-        model = build(kind, first, s.moving)
+        model = build(kind, first, s)
         learn(model, tasks, memory_for(method, model, first, budget, seed, s), s)
     with torch.no_grad():
         right = model.eval()(test[0]).argmax(-1) == test[1]
     by_task = [right[torch.isin(test[1], torch.tensor(pair))].double().mean().item() for pair in TASKS]
     found = {"accuracy": round(100 * right.double().mean().item(), 2)}
     found |= {f"task{i}": round(100 * value, 2) for i, value in enumerate(by_task, 1)}
-    return row | found | {"samples": len(train[0]), "tested": len(test[0]), "seconds": round(time.perf_counter() - begin, 1)}
+    return (
+        row
+        | found
+        | {"samples": len(train[0]), "tested": len(test[0]), "seconds": round(time.perf_counter() - begin, 1)}
+    )
 
 
 class Data:
@@ -220,7 +240,9 @@ class Data:
 def cells(o: argparse.Namespace) -> Iterator[tuple[Row, Settings]]:
     """The rows of a part, and the settings of each."""
     for seed, kind in itertools.product(o.seeds, ("fff", "dense")):
-        for method, memory, settings in {"table": table, "choice": choice, "causes": causes}[o.part](o, kind):
+        for method, memory, settings in {"table": table, "choice": choice, "causes": causes, "second": second}[o.part](
+            o, kind
+        ):
             row: Row = {"part": o.part, "model": kind, "method": method, "memory": memory}
             yield row | {"settings": settings.changes(), "seed": seed}, settings
 
@@ -241,7 +263,7 @@ def choice(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Setting
 
 def causes(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings]]:
     """One experiment for each suspected cause: what is stored, how the tree divides, what is drawn."""
-    base = CHOSEN[kind]
+    base = FIRST
     for memory in o.memories:
         yield "uniform", memory, base
         yield "class", memory, base
@@ -251,6 +273,17 @@ def causes(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Setting
         if kind == "fff":
             yield "region", memory, dataclasses.replace(base, moving=True)
             yield "uniform", memory, dataclasses.replace(base, moving=True)
+
+
+def second(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings]]:
+    """With a tree that trains: rate and sharing by uniform replay, then what is stored and drawn."""
+    base = CHOSEN["fff"]
+    for memory in o.memories if kind == "fff" else ():
+        for change in ({"rate": 1e-3}, {"rate": 3e-3}, {"sharing": 0.5}, {"sharing": 0.95}):
+            yield "uniform", memory, dataclasses.replace(base, **change)  # type: ignore[arg-type]
+        yield "class", memory, base
+        for strategy, near in itertools.product(("random", "herding"), (False, True)):
+            yield "region", memory, dataclasses.replace(base, strategy=strategy, near=near)
 
 
 def read(path: Path | None) -> list[Row]:
@@ -266,7 +299,9 @@ def key(row: Row) -> tuple[str, ...]:
 
 def line(row: Row) -> str:
     tasks = ", ".join(str(row[f"task{i}"]) for i in range(1, 6))
-    what = f"{row['part']} {row['model']} {row['method']}, memory {row['memory']}, {row['settings']}, seed {row['seed']}"
+    what = (
+        f"{row['part']} {row['model']} {row['method']}, memory {row['memory']}, {row['settings']}, seed {row['seed']}"
+    )
     return f"{what}: {row['accuracy']} % ({tasks})"
 
 
@@ -275,8 +310,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         return [int(part) for part in text.split(",")]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", default="table", choices=("table", "choice", "causes"))
-    parser.add_argument("--seeds", type=numbers, help="default: 0 to 4; of choice and causes 100 and 101")
+    parser.add_argument("part", nargs="?", default="table", choices=("table", "choice", "causes", "second"))
+    parser.add_argument("--seeds", type=numbers, help="default: 0 to 4; of the other parts 100 and 101")
     parser.add_argument("--memories", type=numbers, default=[200, 500, 2000])
     parser.add_argument("--samples", type=int, default=0, help="training images; 0: all")
     parser.add_argument("--data", type=Path, help="folder of the data sets; also FASTFF_DATA")

@@ -75,9 +75,7 @@ def divide(budget: int, available: list[int], weights: list[float]) -> list[int]
     return parts
 
 
-def _choose(
-    x: Tensor, count: int, strategy: str, hardness: Tensor | None, generator: torch.Generator | None
-) -> Tensor:
+def _choose(x: Tensor, count: int, strategy: str, hardness: Tensor | None, generator: torch.Generator | None) -> Tensor:
     """The positions of `count` of the samples x (samples, in)."""
     if strategy == "hardest" and hardness is not None:
         return hardness.argsort(descending=True, stable=True)[:count]
@@ -87,8 +85,7 @@ def _choose(
 
 
 def herd(x: Tensor, count: int) -> Tensor:
-    """The positions of `count` samples of x (samples, in), each chosen so that the mean of those so far comes closest to
-    the mean of all."""
+    """The positions of `count` samples of x (samples, in). Each brings the mean so far closest to the mean of all."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     mean, total = wide.mean(0), torch.zeros_like(wide[0])
     squares, taken = wide.square().sum(1), torch.zeros(len(x), dtype=torch.bool, device=x.device)
@@ -167,9 +164,7 @@ class Replay:
         return f"Replay({len(self)} of {self.budget} samples, in {used} of {self.layer.num_leaves} regions)"
 
 
-def _check_samples(
-    layer: FFF, x: Tensor, labels: Tensor | None, hardness: Tensor | None, strategy: str
-) -> None:
+def _check_samples(layer: FFF, x: Tensor, labels: Tensor | None, hardness: Tensor | None, strategy: str) -> None:
     """Raise unless there is one label and, where it is needed, one hardness for each sample."""
     if not isinstance(layer, FFF):
         raise TypeError(f"layer must be an FFF; got {type(layer).__name__}.")
