@@ -2,14 +2,15 @@
 
     python benchmarks/split_mnist.py --output results/split_mnist.csv                # FASTFF_DATA: the data sets
     python benchmarks/split_mnist.py choice --output results/split_mnist.csv         # settings, by validation
-    python benchmarks/split_mnist.py causes --output results/split_mnist.csv         # experiments of the analysis, then `second`
+    python benchmarks/split_mnist.py causes --output results/split_mnist.csv         # the analysis; then `second`
     python benchmarks/split_mnist.py --samples 2000 --seeds 0 --memories 200         # a try: seconds
 
 Models: an FFF of 16 leaves of 8, its tree placed on the first task, and a dense layer of width 128.
 Methods: `none`; `uniform`, a reservoir; `region`, the memory of `fastff.regions.Replay`; `gdumb`, a new model
 trained on a class-balanced memory alone. For the dense layer, a tree placed on the first task divides the inputs. Each
-step has `batch` new images and as many of the memory. `choice`, `causes` and `second` use seeds from 100 on and 5,000 held-out training
-images. Accuracy is in percent, over all ten digits. Rows that the file has are not measured again.
+step has `batch` new images and as many of the memory. `choice`, `causes` and `second` use seeds from 100 on and
+5,000 held-out training images. Accuracy is in percent, over all ten digits. Rows that the file has are not measured
+again.
 """
 
 import argparse
