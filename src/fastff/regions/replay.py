@@ -5,6 +5,7 @@ visit keep their weights. So a small memory is best spent by region: `select_rep
 and `Replay.draw(near=x)` shows samples of the regions that x visits.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -58,20 +59,21 @@ def select_replay(
     return torch.cat(kept).sort().values
 
 
-def divide(budget: int, available: list[int], weights: list[float]) -> list[int]:
-    """Divide a budget by weights, where no part exceeds what is available. Nothing is lost to rounding."""
-    parts, left = [0] * len(available), min(budget, sum(available))
-    while left:
-        open_ = [i for i, part in enumerate(parts) if part < available[i]]
-        total = sum(weights[i] for i in open_)
-        ideal = {i: left * (weights[i] / total if total else 1 / len(open_)) for i in open_}
-        given = {i: min(int(ideal[i]), available[i] - parts[i]) for i in open_}
-        if not any(given.values()):  # less than one each: the largest first
-            first = sorted(open_, key=lambda i: -ideal[i])[:left]
-            given = dict.fromkeys(first, 1)
-        for i, more in given.items():
-            parts[i] += more
-            left -= more
+def divide(budget: int, available: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Divide a budget by weights into whole parts, none of which exceeds what is available there."""
+    budget, ideal = min(budget, sum(available)), [0.0] * len(available)
+    free = [i for i, size in enumerate(available) if size]
+    while free:
+        left, total = budget - sum(ideal), sum(weights[i] for i in free)
+        more = {i: left * (weights[i] / total if total else 1 / len(free)) for i in free}
+        full = [i for i in free if more[i] >= available[i]]
+        for i in full or free:
+            ideal[i] = float(available[i]) if full else more[i]
+        free = [i for i in free if i not in full] if full else []
+    parts = [int(part) for part in ideal]
+    rest = sorted((i for i in range(len(parts)) if parts[i] < available[i]), key=lambda i: parts[i] - ideal[i])
+    for i in rest[: budget - sum(parts)]:
+        parts[i] += 1
     return parts
 
 
