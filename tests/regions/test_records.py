@@ -273,3 +273,25 @@ def test_edits_of_a_model_come_by_layer():
     change(model[1].fff, 0)
     change(model[0].fff, 2)
     assert [(edit.layer is model[0].fff, edit.note) for edit in edits(model)] == [(True, "leaf 2"), (False, "leaf 0")]
+
+
+@pytest.mark.slow
+def test_records_are_saved_with_a_hugging_face_model(tmp_path):
+    pytest.importorskip("transformers")
+    from fastff.integrations.transformers import from_pretrained, save_pretrained
+    from pretrained_models import make as pretrained
+
+    model = pretrained("gpt2")
+    fastff.replace_(model, depth=1)
+    name, layer = next(iter(fastff.layer.fff_layers(model).items()))
+    start = bits(layer)
+    change(layer, int(layer.route(torch.randn(1, 16))))
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert same(bits(loaded), bits(model))
+    (edit,) = edits(loaded)
+    edit.undo()
+    assert same(bits(loaded.get_submodule(name)), start)
+    (converted,) = edits(from_pretrained(tmp_path, dtype="bfloat16"))
+    with pytest.raises(ValueError, match=r"had rows of torch.float32"):
+        converted.undo()
