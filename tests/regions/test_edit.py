@@ -182,6 +182,27 @@ def test_an_error_after_the_writing_changes_nothing(error, monkeypatch):
     assert edits(layer) == []
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_any_size(depth, width, count, bias, dtype):
+    layer = fastff.FFF(4, 3, depth=depth, leaf_width=width, bias=bias, dtype=dtype).eval().requires_grad_(False)
+    x, other, before = torch.randn(count, 4, dtype=dtype), torch.randn(40, 4, dtype=dtype), bits(layer)
+    target, old = torch.randn(count, 3, dtype=dtype), layer(other)
+    record = edit_(layer, x, target)
+    outside = ~torch.isin(layer.route(other), layer.route(x))
+    assert torch.equal(layer(other)[outside], old[outside])
+    assert record.leaves == tuple(layer.route(x).unique().tolist())
+    assert record.error == float((layer(x).double() - target).abs().max())
+    record.undo()
+    assert same(layer, before)
+
+
 def broken(kind):
     layer = make(depth=2).eval()
     if kind == "int8":

@@ -76,3 +76,25 @@ def test_other_models_and_no_data_are_errors():
     model.unused, model.forward = layer, lambda x: model[0](x)
     with pytest.raises(ValueError, match="reaches the layer"):
         record.traffic(torch.randn(3, 5), model)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 1)])
+def test_models_with_one_number_for_each_sample_or_for_all(shape):
+    class Score(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fff = make(depth=1, scale=5.0)
+
+        def forward(self, x):
+            y = self.fff(x).sum(-1)
+            return {"score": y.sum() if shape == () else y.reshape(shape)}
+
+    model, x = Score().eval(), torch.randn(3, 5, dtype=torch.float64)
+    before = copy.deepcopy(model)
+    record = edit_(model.fff, x[:1], torch.ones(1, 4))
+    report = record.traffic(x, model)
+    old, new = before(x)["score"].detach(), model(x)["score"].detach()
+    assert report.samples == (1 if shape == () else 3)
+    assert report.moved_samples == int((old != new).sum())
+    assert report.max_output_change == pytest.approx(float((old - new).abs().max()))
+    assert (report.inputs, report.touched) == (3, int((model.fff.route(x) == record.leaves[0]).sum()))

@@ -64,7 +64,8 @@ def edit_(
     x, target = _check_pairs(layer, x, target)
     kept = x[:0] if keep is None else _check_inputs(layer, keep, "keep")
     with no_autocast(x):
-        before, leaf, leaf_kept = _hard(layer, x).double(), layer.route(x), layer.route(kept)
+        before, leaf = _hard(layer, x).double(), layer.route(x)
+        leaf_kept = layer.route(kept) if len(kept) else leaf[:0]
         leaves = leaf.unique().tolist()
         solved = [
             _solve(_LeafCopy(layer, j), x[leaf == j], target[leaf == j], kept[leaf_kept == j], steps) for j in leaves
@@ -90,8 +91,8 @@ def edit_(
 def edit_class_(layer: FFF, x: Tensor, classes: Tensor | int, *, margin: float = 1.0, **options: Any) -> Edit:
     """Make `classes` the largest outputs of a layer at x, by at least `margin`, with the least change.
 
-    For a layer whose outputs are the logits of a classifier. classes: (...,) integers, or one for all. `options` are
-    those of `edit_`.
+    For a layer whose outputs are the logits of a classifier. classes: (...,) integers, or one for all. `options` go to
+    `edit_`.
     """
     with torch.no_grad():
         flat = _check_inputs(layer, x, "x")

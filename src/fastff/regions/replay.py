@@ -32,6 +32,7 @@ def select_replay(
     """Choose at most `budget` of the inputs x (samples, in) of a layer, by region: their indices, ascending.
 
     Each label gets the same part of the budget, and within a label each region a part in proportion to its samples.
+    For a layer inside a model, pass what `layer_inputs` returns as x; the indices then count its rows.
 
     Args:
         labels: the class of each sample, (samples,) integers; without them, the regions share the whole budget.

@@ -78,7 +78,7 @@ def measure_traffic(
             second = _answer(new.run(model, batch))
             if not new.touched:
                 raise ValueError("no sample in data reaches the layer. Pass data that runs through it.")
-            samples = len(first) if first is not None and first.dim() else 1
+            samples = 1 if first is None else len(first)
             total += _count(found, old, new, samples)
             if first is not None and second is not None:
                 _compare(found, first, second, samples)
@@ -169,13 +169,14 @@ def _compare(found: Traffic, first: Tensor, second: Tensor, samples: int) -> Non
 
 
 def _answer(output: Any) -> Tensor | None:
-    """The tensor in a model's output: itself, its logits, or the first one."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(logits := getattr(output, "logits", None), Tensor):
-        return logits
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return next((value for value in values if isinstance(value, Tensor)), None)
+    """The tensor in a model's output, (samples, ..., numbers): itself, its logits, or the first one."""
+    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(found, Tensor):
+        values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+        found = next((value for value in values if isinstance(value, Tensor)), None)
+    if found is None or found.dim() > 1:
+        return found
+    return found.reshape(-1, 1)  # a number for each sample, or one for all
 
 
 def _length(data: Any) -> int | None:
