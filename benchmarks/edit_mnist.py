@@ -245,13 +245,14 @@ def main(given: Sequence[str] | None = None) -> None:
     wanted = list(cells(o))
     missing = [row for row in wanted if key(row) not in known]
     data, model, made = Data(o.data) if missing else None, None, None
+    origin = about("cpu", "python benchmarks/edit_mnist.py", o.commit)  # of the code that was imported
     with progress("models", len(missing), unit="rows") as advance:
         for row in missing:
             if made != (row["model"], row["seed"]):
                 made = row["model"], row["seed"]
                 advance(0, text=f"training {made[0]}, seed {made[1]}")
                 model = trained(str(row["model"]), data.train, o.steps, row["seed"])
-            found = measure(model, row, data) | about("cpu", "python benchmarks/edit_mnist.py", o.commit)
+            found = measure(model, row, data) | origin
             known[key(row)] = found
             if o.output:
                 append(o.output, [found])

@@ -339,9 +339,10 @@ def main(given: Sequence[str] | None = None) -> None:
     wanted = list(cells(o))
     missing = [(row, s) for row, s in wanted if key(row) not in known]
     data = Data(o.data, o.samples) if missing else None
+    origin = about("cpu", "python benchmarks/split_mnist.py", o.commit)  # of the code that was imported
     with progress("models", len(missing), unit="models") as advance:
         for row, settings in missing:
-            found = measure(o, data, row, settings) | about("cpu", "python benchmarks/split_mnist.py", o.commit)
+            found = measure(o, data, row, settings) | origin
             known[key(row)] = found
             if o.output:
                 append(o.output, [found])
