@@ -2,7 +2,7 @@
 
     python benchmarks/split_mnist.py --output results/split_mnist.csv                # FASTFF_DATA: the data sets
     python benchmarks/split_mnist.py choice --output results/split_mnist.csv         # settings, by validation
-    python benchmarks/split_mnist.py causes --output results/split_mnist.csv         # the analysis; then `second`
+    python benchmarks/split_mnist.py causes --output results/split_mnist.csv         # then `second`, `third`
     python benchmarks/split_mnist.py --samples 2000 --seeds 0 --memories 200         # a try: seconds
 
 Models: an FFF of 16 leaves of 8, its tree placed on the first task, and a dense layer of width 128. Each step has
@@ -14,8 +14,8 @@ class    a class-balanced random memory
 region   the memory of `fastff.regions.Replay`; for the dense layer a tree placed on the first task divides the inputs
 gdumb    a new model trained on a class-balanced random memory alone
 
-`choice`, `causes` and `second` use seeds from 100 on and 5,000 held-out training images. Accuracy is in percent, over
-all ten digits. Rows that the file has are not measured again.
+`choice`, `causes`, `second` and `third` use seeds from 100 on and 5,000 held-out training images. Accuracy is in
+percent, over all ten digits. Rows that the file has are not measured again.
 """
 
 import argparse
@@ -250,9 +250,13 @@ class Data:
 def cells(o: argparse.Namespace) -> Iterator[tuple[Row, Settings]]:
     """The rows of a part, and the settings of each."""
     for seed, kind in itertools.product(o.seeds, ("fff", "dense")):
-        for method, memory, settings in {"table": table, "choice": choice, "causes": causes, "second": second}[o.part](
-            o, kind
-        ):
+        for method, memory, settings in {
+            "table": table,
+            "choice": choice,
+            "causes": causes,
+            "second": second,
+            "third": third,
+        }[o.part](o, kind):
             row: Row = {"part": o.part, "model": kind, "method": method, "memory": memory}
             yield row | {"settings": settings.changes(), "seed": seed}, settings
 
@@ -296,6 +300,17 @@ def second(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Setting
             yield "region", memory, dataclasses.replace(base, strategy=strategy, near=near)
 
 
+def third(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings]]:
+    """The rate of each method by itself: three rates, where the parts before have not measured them."""
+    base = {"fff": MOVING, "dense": FIRST}[kind]
+    for memory, rate in itertools.product(o.memories, (1e-4, 3e-4, 1e-3)):
+        if kind == "fff" and rate == 1e-4:
+            yield "uniform", memory, dataclasses.replace(base, rate=rate)
+        for method, near in (("class", False), ("region", False), ("region", True)):
+            if rate != base.rate:
+                yield method, memory, dataclasses.replace(base, rate=rate, near=near)
+
+
 def read(path: Path | None) -> list[Row]:
     if path is None or not path.exists():
         return []
@@ -320,7 +335,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         return [int(part) for part in text.split(",")]
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", default="table", choices=("table", "choice", "causes", "second"))
+    parser.add_argument("part", nargs="?", default="table", choices=("table", "choice", "causes", "second", "third"))
     parser.add_argument("--seeds", type=numbers, help="default: 0 to 4; of the other parts 100 and 101")
     parser.add_argument("--memories", type=numbers, default=[200, 500, 2000])
     parser.add_argument("--samples", type=int, default=0, help="training images; 0: all")

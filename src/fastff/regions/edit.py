@@ -8,6 +8,7 @@ H, a column of ones added for the bias, and the wanted corrections as the rows o
 in float64. No other leaf changes, so inputs elsewhere keep their outputs bit for bit.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,28 +65,23 @@ def edit_(
     x, target = _check_pairs(layer, x, target)
     kept = x[:0] if keep is None else _check_inputs(layer, keep, "keep")
     with no_autocast(x):
-        before, leaf = _hard(layer, x).double(), layer.route(x)
-        leaf_kept = layer.route(kept) if len(kept) else leaf[:0]
-        leaves = leaf.unique().tolist()
-        solved = [
-            _solve(_LeafCopy(layer, j), x[leaf == j], target[leaf == j], kept[leaf_kept == j], steps) for j in leaves
-        ]
-        rows = {name: torch.stack([one[name] for one in solved]).to(own[name]) for name in own}
-        changed = {name: new for name, new in rows.items() if not torch.equal(new, own[name].detach()[leaves])}
-        if overflown := [name for name, new in changed.items() if not new.isfinite().all()]:
+        before = _hard(layer, x)
+        leaves, rows = _solve_leaves(layer, list(own), x, target, kept, steps)
+        old = {name: own[name].detach()[leaves] for name in own}
+        changed = [name for name in own if not torch.equal(rows[name], old[name])]
+        if overflown := [name for name in changed if not rows[name].isfinite().all()]:
             raise ValueError(f"the edit overflows {', '.join(overflown)} in {layer.node_weight.dtype}.")
-        old = {name: own[name].detach()[leaves] for name in changed}
-        with written(layer, leaves, changed, changes_of(layer)) as kept_changes:
-            errors = [float((y.double() - target).abs().max()) for y in (before, _hard(layer, x))]
+        old, new = ({name: values[name] for name in changed} for values in (old, rows))
+        with written(layer, leaves, new, changes_of(layer)) as changes:
+            errors = [float((y.to("cpu", torch.float64) - target).abs().max()) for y in (before, _hard(layer, x))]
             if tolerance is not None and not errors[1] <= tolerance:
                 raise ValueError(
                     f"the edit reaches its targets within {errors[1]:.4g}; tolerance={tolerance:g} was asked for. Pass "
                     "steps=100, fewer inputs for one leaf, or a larger tolerance. Nothing has changed."
                 )
-            number = max((change.number for change in kept_changes), default=0) + 1
-            change = Change(number, note, len(x), tuple(leaves), old, changed, *errors)
-            kept_changes.append(change)
-    return Edit(layer, change)
+            number = max((change.number for change in changes), default=0) + 1
+            changes.append(Change(number, note, len(x), tuple(leaves), old, new, *errors))
+    return Edit(layer, changes[-1])
 
 
 def edit_class_(layer: FFF, x: Tensor, classes: Tensor | int, *, margin: float = 1.0, **options: Any) -> Edit:
@@ -102,9 +98,9 @@ def edit_class_(layer: FFF, x: Tensor, classes: Tensor | int, *, margin: float =
 
 
 def class_target(output: Tensor, classes: Tensor | int, margin: float = 1.0) -> Tensor:
-    """The nearest outputs, (..., out) in float64, at which `classes` lead all others by at least `margin`."""
+    """The nearest outputs at which `classes` lead all others by at least `margin`: (..., out), float64 on the CPU."""
     margin = check_number("margin", margin, 0)
-    z, wanted = output.detach().double(), torch.as_tensor(classes, device=output.device)
+    z, wanted = output.detach().to("cpu", torch.float64), torch.as_tensor(classes, device="cpu")
     if wanted.is_floating_point() or wanted.dtype == torch.bool:
         raise TypeError(f"classes must be integers; got {wanted.dtype}.")
     wanted = wanted.long().reshape(-1).expand(output.shape[:-1].numel()) if wanted.numel() == 1 else wanted.long()
@@ -162,7 +158,7 @@ def _check_inputs(layer: FFF, x: Tensor, name: str) -> Tensor:
 
 
 def _check_pairs(layer: FFF, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (inputs, in) and targets (inputs, out), in float64."""
+    """Inputs (inputs, in), and targets (inputs, out) in float64 on the CPU: not every device has float64."""
     flat = _check_inputs(layer, x, "x")
     if not len(flat):
         raise ValueError(f"x has no input; got {tuple(x.shape)}. Pass at least one.")
@@ -170,7 +166,7 @@ def _check_pairs(layer: FFF, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
     if not isinstance(target, Tensor) or target.shape != wanted or target.is_complex():
         got = f"{target.dtype} {tuple(target.shape)}" if isinstance(target, Tensor) else type(target).__name__
         raise ValueError(f"target must be outputs of the layer, {tuple(wanted)} here; got {got}.")
-    target = target.detach().reshape(-1, layer.out_features).to(flat.device, torch.float64)
+    target = target.detach().reshape(-1, layer.out_features).to("cpu", torch.float64)
     if not target.isfinite().all():
         raise ValueError("target has numbers that are not finite.")
     return flat, target
@@ -209,6 +205,19 @@ class _LeafCopy:
         self.own["leaf_out_weight"] = self.own["leaf_out_weight"] + change[:width]
         if "leaf_out_bias" in self.own:
             self.own["leaf_out_bias"] = self.own["leaf_out_bias"] + change[width]
+
+
+def _solve_leaves(
+    layer: FFF, names: Sequence[str], x: Tensor, target: Tensor, keep: Tensor, steps: int
+) -> tuple[list[int], dict[str, Tensor]]:
+    """The leaves that x reaches, and their new rows of these parameters, in the layer's dtype."""
+    leaf = layer.route(x).cpu()
+    leaf_kept = layer.route(keep).cpu() if len(keep) else leaf[:0]
+    leaves, solved = leaf.unique().tolist(), []
+    for j in leaves:
+        here = leaf == j
+        solved.append(_solve(_LeafCopy(layer, j), x[here], target[here], keep[leaf_kept == j], steps))
+    return leaves, {name: torch.stack([one[name] for one in solved]).to(getattr(layer, name)) for name in names}
 
 
 def _solve(leaf: _LeafCopy, x: Tensor, target: Tensor, keep: Tensor, steps: int) -> dict[str, Tensor]:

@@ -99,7 +99,8 @@ class Edit:
             same = same_bits(now, new)
             if not force and not same.all():
                 self._refuse(change.leaves, same, others)
-            moved = (now.double() - (new.double() - old.double())).to(now.dtype)
+            wide = [t.to("cpu", torch.float64) for t in (now, new, old)]
+            moved = (wide[0] - (wide[1] - wide[2])).to(now)
             rows[name] = torch.where(same.view(-1, *[1] * (now.dim() - 1)), old, moved)
         with written(layer, change.leaves, rows, others):
             pass

@@ -148,7 +148,7 @@ def _count(found: Traffic, old: _Swap, new: _Swap, samples: int) -> float:
         whole = (leading[:1] == (samples,) or len(place) % samples == 0) if samples else False
         seen |= is_touched.reshape(samples, -1).any(1) if whole else is_touched.any()
         if len(first):
-            change = (second.double() - first.double()).norm(dim=-1)
+            change = _difference(first, second).norm(dim=-1)
             total += float(change.sum())
             found.max_change = max(found.max_change, float(change.max()))
     found.samples += samples
@@ -162,10 +162,14 @@ def _compare(found: Traffic, first: Tensor, second: Tensor, samples: int) -> Non
     if not flat[0].numel():
         return
     found.moved_samples += int((flat[0] != flat[1]).any(1).sum())
-    found.max_output_change = max(found.max_output_change, float((flat[1].double() - flat[0].double()).abs().max()))
+    found.max_output_change = max(found.max_output_change, float(_difference(*flat).abs().max()))
     answers = [output.reshape(-1, output.shape[-1]).argmax(-1) for output in (first, second)]
     found.answers += len(answers[0])
     found.changed_answers += int((answers[0] != answers[1]).sum())
+
+
+def _difference(first: Tensor, second: Tensor) -> Tensor:
+    return second.to("cpu", torch.float64) - first.to("cpu", torch.float64)
 
 
 def _answer(output: Any) -> Tensor | None:
