@@ -64,13 +64,15 @@ class Settings:
         return json.dumps({k: v for k, v in dataclasses.asdict(self).items() if standard[k] != v})
 
 
-# Chosen by `choice`, for a frozen tree and the dense layer; then by `causes` and `second`.
+# By `choice`, for a frozen tree and the dense layer; a tree that trains, by `causes`; the rest by `second` and `third`.
 FIRST = Settings(rate=3e-4, epochs=100)
 MOVING = dataclasses.replace(FIRST, moving=True)
 CHOSEN = {
-    "fff": dataclasses.replace(FIRST, rate=1e-3, moving=True, near=True),
+    "fff": dataclasses.replace(MOVING, near=True),
     "dense": dataclasses.replace(FIRST, near=True),
 }
+# The methods of the FFF for which another rate is better.
+RATES = {"none": 1e-3, "uniform": 1e-3, "gdumb": 1e-3}
 
 
 # Models and memories
@@ -262,9 +264,10 @@ def cells(o: argparse.Namespace) -> Iterator[tuple[Row, Settings]]:
 
 
 def table(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings]]:
-    yield "none", 0, CHOSEN[kind]
+    own = {m: dataclasses.replace(CHOSEN[kind], rate=r) for m, r in RATES.items()} if kind == "fff" else {}
+    yield "none", 0, own.get("none", CHOSEN[kind])
     for memory, method in itertools.product(o.memories, ("uniform", "class", "region", "gdumb")):
-        yield method, memory, CHOSEN[kind]
+        yield method, memory, own.get(method, CHOSEN[kind])
 
 
 def choice(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings]]:
