@@ -98,3 +98,29 @@ def test_models_with_one_number_for_each_sample_or_for_all(shape):
     assert report.moved_samples == int((old != new).sum())
     assert report.max_output_change == pytest.approx(float((old - new).abs().max()))
     assert (report.inputs, report.touched) == (3, int((model.fff.route(x) == record.leaves[0]).sum()))
+
+
+def test_a_layer_that_is_used_twice():
+    """The second call sees other inputs once the first has changed: its touched inputs were compared with others."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fff = make(5, 5, depth=2, scale=5.0)
+
+        def forward(self, x):
+            return self.fff(self.fff(x))
+
+    model, x = Twice().eval(), torch.randn(40, 5, dtype=torch.float64)
+    before = copy.deepcopy(model)
+    record = edit_(model.fff, x[:1], 3 * torch.ones(1, 5))
+    report = record.traffic(x, model)
+    with torch.no_grad():
+        inputs = torch.cat([x, model.fff(x)])
+        seen = torch.isin(model.fff.route(inputs), torch.tensor(record.leaves))
+        change = (model.fff(inputs) - before.fff(inputs))[seen].norm(dim=-1)
+        moved = (model(x) != before(x)).any(1)
+    assert (report.samples, report.inputs, report.touched) == (40, 80, int(seen.sum()))
+    assert report.mean_change == pytest.approx(float(change.mean()))
+    assert report.moved_samples == int(moved.sum())
+    assert report.untouched_samples == int((~seen.view(2, 40).any(0)).sum())

@@ -6,7 +6,6 @@ whole model is unchanged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from ..batches import batches, evaluation_mode, feed
 from ..functional import visit
+from ..interrupts import guarded
 from ..layer import FFF
 from ..progress import progress
 from ..tensors import Leaves
@@ -70,7 +70,8 @@ def measure_traffic(
     if not any(module is layer for module in model.modules()):
         raise ValueError("the model does not have the layer that was edited. Pass the model that it is part of.")
     found, total = Traffic(by_leaf=dict.fromkeys(leaves, 0)), 0.0
-    old, new = (_Swap(layer, leaves, rows) for rows in (before, after))
+    old = _Swap(layer, leaves, before)
+    new = _Swap(layer, leaves, after, old.rows)
     every = batches(data)
     with evaluation_mode(model), progress("batches", _length(every), show=show, unit="batches") as advance:
         for batch in every:
@@ -79,7 +80,7 @@ def measure_traffic(
             if not new.touched:
                 raise ValueError("no sample in data reaches the layer. Pass data that runs through it.")
             samples = 1 if first is None else len(first)
-            total += _count(found, old, new, samples)
+            total += _count(found, new, samples)
             if first is not None and second is not None:
                 _compare(found, first, second, samples)
             advance()
@@ -90,10 +91,15 @@ def measure_traffic(
 
 
 class _Swap:
-    """Runs a model with other rows in some leaves of a layer: a hook replaces the outputs of these leaves."""
+    """Runs a model with other rows in some leaves of a layer: a hook replaces the outputs of these leaves.
 
-    def __init__(self, layer: FFF, leaves: Sequence[int], rows: Mapping[str, Tensor]) -> None:
-        device = layer.node_weight.device
+    versus: rows to compare with, at the same inputs of the layer.
+    """
+
+    def __init__(
+        self, layer: FFF, leaves: Sequence[int], rows: Mapping[str, Tensor], versus: Leaves | None = None
+    ) -> None:
+        device, self.versus = layer.node_weight.device, versus
         self.layer, self.index = layer, torch.tensor(leaves, device=device)
         own = {name: p for name, p in layer._parameters.items() if p is not None and name.startswith("leaf_")}
         parts = {name: parameter.detach()[self.index] for name, parameter in own.items()}
@@ -101,16 +107,16 @@ class _Swap:
         every = {field: parts.get(f"leaf_{field}") for field in Leaves._fields}
         self.rows = Leaves(**every)  # type: ignore[arg-type]
         self.touched: list[Tensor] = []  # of each call in the last run: the place of its leaf in `leaves`, or -1
-        self.outputs: list[Tensor] = []  # of each call: the layer's outputs at touched inputs
+        self.changes: list[Tensor] = []  # of each call: the norm of the output's change at touched inputs
         self.leading: list[torch.Size] = []
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """The model's output for a batch."""
-        self.touched, self.outputs, self.leading = [], [], []
+        self.touched, self.changes, self.leading = [], [], []
         with self._hooked():
             return feed(model, batch)
 
-    @contextmanager
+    @guarded
     def _hooked(self) -> Iterator[None]:
         handle = self.layer.register_forward_hook(self._replace, with_kwargs=True)
         try:
@@ -128,16 +134,19 @@ class _Swap:
         if len(here):
             made = visit(flat[here], place[here], self.rows, layer.activation)
             y[here] = made.to(y.dtype)
+            if self.versus is not None:
+                other = visit(flat[here], place[here], self.versus, layer.activation)
+                self.changes.append(_difference(other, made).norm(dim=-1))
         self.touched.append(place)
-        self.outputs.append(y[here])
         self.leading.append(x.shape[:-1])
         return y.reshape(output.shape)
 
 
-def _count(found: Traffic, old: _Swap, new: _Swap, samples: int) -> float:
+def _count(found: Traffic, new: _Swap, samples: int) -> float:
     """Add the inputs of one batch to the report; returns the sum of the changes at touched inputs."""
-    seen, total = torch.zeros(samples, dtype=torch.bool), 0.0
-    for place, leading, first, second in zip(new.touched, new.leading, old.outputs, new.outputs, strict=True):
+    seen = torch.zeros(samples, dtype=torch.bool)
+    change = torch.cat([torch.zeros(1, dtype=torch.float64), *new.changes])
+    for place, leading in zip(new.touched, new.leading, strict=True):
         is_touched = (place >= 0).cpu()
         found.inputs += len(place)
         found.touched += int(is_touched.sum())
@@ -147,13 +156,10 @@ def _count(found: Traffic, old: _Swap, new: _Swap, samples: int) -> float:
         # A model may merge samples and tokens before the layer; if it does something else, every sample counts as seen.
         whole = (leading[:1] == (samples,) or len(place) % samples == 0) if samples else False
         seen |= is_touched.reshape(samples, -1).any(1) if whole else is_touched.any()
-        if len(first):
-            change = _difference(first, second).norm(dim=-1)
-            total += float(change.sum())
-            found.max_change = max(found.max_change, float(change.max()))
+    found.max_change = max(found.max_change, float(change.max()))
     found.samples += samples
     found.untouched_samples += int((~seen).sum())
-    return total
+    return float(change.sum())
 
 
 def _compare(found: Traffic, first: Tensor, second: Tensor, samples: int) -> None:
