@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from rows import Row, matching, mean, read, table
 
 MODELS = {"fff": "FFF", "dense": "dense"}
+MEMORIES = (200, 500, 2000)
+STANDARD = {"rate": 1e-3, "epochs": 30}  # settings that rows leave out
 EDITS = {
     "closed": "least change",
     "keep": "least change, `keep`",
@@ -45,18 +47,32 @@ def accuracies(rows: Sequence[Row]) -> str:
     return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
+def at_rate(rate: float, **values: object) -> list[Row]:
+    """The rows of the test seeds with these values, trained at this rate."""
+    rows = matching("split_mnist", part="table", **values)
+    return [row for row in rows if (STANDARD | json.loads(row["settings"]))["rate"] == rate]
+
+
 def split_mnist() -> str:
-    memories = sorted({int(row["memory"]) for row in matching("split_mnist", part="table")} - {0})
+    """Each method at the rate that validation chose."""
     body = []
     for model in MODELS:
         for method, title in REPLAYS.items():
-            sizes = [0] if method == "none" else memories
-            cells = [
-                accuracies(matching("split_mnist", part="table", model=model, method=method, memory=size))
-                for size in sizes
-            ]
-            body.append([MODELS[model], title, *(cells if method != "none" else cells * len(memories))])
-    return table(["", "method", *(f"memory {size}" for size in memories)], body)
+            rate = 1e-3 if model == "fff" and method in ("none", "uniform", "gdumb") else 3e-4
+            sizes = [0] * len(MEMORIES) if method == "none" else MEMORIES
+            cells = [accuracies(at_rate(rate, model=model, method=method, memory=size)) for size in sizes]
+            body.append([MODELS[model], title, *cells])
+    return table(["", "method", *(f"memory {size}" for size in MEMORIES)], body)
+
+
+def split_rate() -> str:
+    """The first table: the FFF's methods at the rate of uniform replay, of the seeds that were run."""
+    body = []
+    for method in ("uniform", "class", "region"):
+        rows = [at_rate(1e-3, model="fff", method=method, memory=size) for size in MEMORIES]
+        seeds = {row["seed"] for row in at_rate(1e-3, model="fff", method="region", memory=MEMORIES[0])}
+        body.append([REPLAYS[method], *(accuracies([row for row in part if row["seed"] in seeds]) for part in rows)])
+    return table(["method", *(f"memory {size}" for size in MEMORIES)], body)
 
 
 COLUMNS = {"FFF, frozen tree": {}, "FFF, trained tree": {"moving": True}, "dense": {}}
@@ -71,7 +87,6 @@ CAUSES: dict[str, tuple[str, dict[str, object]]] = {
     "region, hardest, `near`": ("region", {"strategy": "hardest", "near": True}),
     "region, herding, tree placed on all digits": ("region", {"tree": "all"}),
 }
-STANDARD = {"rate": 1e-3, "epochs": 30}
 
 
 def validation(column: str, method: str, changes: dict[str, object]) -> str:
@@ -88,19 +103,24 @@ def validation(column: str, method: str, changes: dict[str, object]) -> str:
 
 
 def split_choice() -> str:
-    """Uniform replay by rate, and GDumb by rate and epochs."""
-    body = [
-        [f"uniform replay, rate {rate:g}", *(validation(column, "uniform", {"rate": rate}) for column in COLUMNS)]
-        for rate in (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-    ]
+    """Each method by its rate, and GDumb by rate and epochs."""
+    near: dict[str, object] = {"near": True}
+    body = []
+    for method, rates, changes in (
+        ("uniform", (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), {}),
+        ("class", (1e-4, 3e-4, 1e-3), {}),
+        ("region", (1e-4, 3e-4, 1e-3), near),
+    ):
+        for rate in rates:
+            cells = [validation(column, method, {"rate": rate} | changes) for column in COLUMNS]
+            body.append([f"{REPLAYS[method]}, rate {rate:g}", *cells])
     for share in (0.5, 0.95):
-        changes = {"rate": 3e-4, "sharing": share}
-        body.append(
-            [f"rate 0.0003, sharing {share:g}", *(validation(column, "uniform", changes) for column in COLUMNS)]
-        )
+        shared = {"rate": 3e-4, "sharing": share}
+        cells = [validation(column, "uniform", shared) for column in COLUMNS]
+        body.append([f"uniform replay, rate 0.0003, sharing {share:g}", *cells])
     for rate, epochs in ((1e-3, 30), (1e-3, 100), (3e-3, 30), (3e-3, 100)):
-        changes = {"epochs": epochs} | ({"gdumb_rate": rate} if rate == 1e-3 else {})
-        fff, dense = (validation(column, "gdumb", changes) for column in ("FFF, frozen tree", "dense"))
+        long = {"epochs": epochs} | ({"gdumb_rate": rate} if rate == 1e-3 else {})
+        fff, dense = (validation(column, "gdumb", long) for column in ("FFF, frozen tree", "dense"))
         body.append([f"GDumb, rate {rate:g}, {epochs} epochs", "", fff, dense])  # its tree trains
     return table(["", *COLUMNS], body)
 
@@ -115,6 +135,7 @@ def split_causes() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "edit-mnist": edit_mnist,
     "split-mnist": split_mnist,
+    "split-mnist-rate": split_rate,
     "split-mnist-choice": split_choice,
     "split-mnist-causes": split_causes,
 }
