@@ -1,6 +1,6 @@
 """Fast feedforward layers: trained like a feedforward layer, evaluated along one path of a learned binary tree."""
 
-from . import baselines, compat, functional, optim, surgery, training
+from . import baselines, compat, functional, optim, regions, surgery, training
 from .backends import backend
 from .explain import explain
 from .layer import FFF
@@ -27,6 +27,7 @@ __all__ = [
     "optim",
     "quantize_",
     "rebalance_",
+    "regions",
     "replace_",
     "save",
     "surgery",

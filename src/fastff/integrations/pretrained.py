@@ -21,6 +21,7 @@ import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel
 
 from ..layer import mark_fitted
+from ..regions.edit_state import edits_state, load_edits_
 from ..surgery.apply import apply_
 from ..surgery.checkpoint import check_note, note_of
 from ..surgery.compare import check_sizes, compare, tensors_of
@@ -74,6 +75,7 @@ def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -
         generation = json.loads(model.generation_config.to_json_string())
         check_generation(generation)
     note |= {"config": config, "generation_config": generation}
+    tensors |= edits_state(model)
     write(directory, tensors, note, {CONFIG: written | {"transformers_weights": _HINT}, GENERATION: generation})
 
 
@@ -131,6 +133,7 @@ def from_pretrained(
         model = _build(chosen, config, specification, "cpu", header)
         for own, tensor in saved.tensors(model):
             own.data = tensor if wanted is None else tensor.to(own.dtype)
+        load_edits_(model, saved.edits())
         mark_fitted(model)
     if generation is not None and model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)

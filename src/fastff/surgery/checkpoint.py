@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from ..layer import FFF, mark_fitted
+from ..regions.edit_state import edits_state, load_edits_
 from .apply import commit, plan
 from .compare import check_sizes, compare, tensors_of
 from .files import check_directory
@@ -32,7 +33,8 @@ VERSION = 2
 
 
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
-    """Write a converted model into a directory, as `fastff.safetensors`: the state dict, and what `replace_` did.
+    """Write a converted model into a directory, as `fastff.safetensors`: the state dict, what `replace_` did, and the
+    records of edits.
 
     One rename puts the file in place, so the directory always has either the old save or the new one. For Hugging Face
     models use `fastff.integrations.transformers.save_pretrained`, which saves the config too.
@@ -40,7 +42,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     check_directory(directory)
     note = note_of(model)
     _check_layers(model, note["specification"])
-    write(directory, tensors_of(model), note)
+    write(directory, tensors_of(model) | edits_state(model), note)
 
 
 def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
@@ -63,6 +65,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         compare(model, saved.header)
         for own, tensor in saved.tensors(model):
             own.data = tensor
+        load_edits_(model, saved.edits())
         mark_fitted(model)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..interrupts import uninterrupted
 from ..layer import FFF
+from ..regions.edit_state import PREFIX
 from .files import REMEDIES, WEIGHTS, Header, check_directory, import_safetensors
 
 _LONGEST_HEADER = 2**25  # bytes: 100,000 tensors need half of it
@@ -27,7 +28,14 @@ class Saved:
     def __init__(self, path: Path, file: Any) -> None:
         self.path, self.file, self.note = path, file, _note(path, file.metadata() or {})
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-        self.header: Header = {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
+        every = {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
+        self.header: Header = {name: about for name, about in every.items() if not name.startswith(PREFIX)}
+        self._edits = [name for name in every if name.startswith(PREFIX)]
+
+    def edits(self) -> dict[str, Tensor]:
+        """The tensors of the records of edits, by name."""
+        with uninterrupted():
+            return {name: self.file.get_tensor(name).clone() for name in self._edits}
 
     def tensors(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Each tensor of a model that was compared with the header, and its new data, on its device. Tied tensors stay
