@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fastff
-from fastff import FFF
+from fastff import FFF, regions
 from fastff.backends import available
 from fastff.regions import deepen_, drop_leaves_, export_text, merge_siblings_, prune_, split_leaf_
 from helpers import make
@@ -298,3 +298,21 @@ def test_errors_change_nothing():
         deepen_(parametrized)
     assert layer.depth == 3
     assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("reshape", [regions.deepen_, regions.prune_, lambda layer: regions.merge_siblings_(layer, 0)])
+def test_edits_and_frozen_leaves_count_on_the_numbers_of_leaves(reshape):
+    layer = fastff.FFF(5, 4, depth=2, leaf_width=3).eval().requires_grad_(False)
+    x = torch.randn(3, 5)
+    regions.edit_(layer, x, torch.zeros(3, 4))
+    edited = layer(x)
+    with pytest.raises(ValueError, match="1 edits on record"):
+        reshape(layer)
+    regions.forget_edits_(layer)
+    assert regions.edits(layer) == []
+    assert torch.equal(layer(x), edited)
+    regions.freeze_leaves_(layer, [1])
+    with pytest.raises(ValueError, match="some are frozen"):
+        reshape(layer)
+    regions.unfreeze_leaves_(layer)
+    reshape(layer)

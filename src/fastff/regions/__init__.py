@@ -10,7 +10,7 @@ from .explore import explore
 from .freeze import freeze_leaves_, frozen_leaves, unfreeze_leaves_
 from .geometry import Margin, Path, boundaries, contains, halfspaces, margin, path
 from .reach import Change, empty_regions, smallest_change
-from .records import Edit, edits
+from .records import Edit, edits, forget_edits_
 from .replay import Replay, select_replay
 from .reshape import Reshaped, deepen_, drop_leaves_, merge_siblings_, prune_, split_leaf_
 from .rules import export_text, path_text
@@ -45,6 +45,7 @@ __all__ = [
     "empty_regions",
     "explore",
     "export_text",
+    "forget_edits_",
     "freeze_leaves_",
     "frozen_leaves",
     "halfspaces",

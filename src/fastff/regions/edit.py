@@ -22,7 +22,7 @@ from ..checks import check_int, check_number
 from ..functional import hard, no_autocast
 from ..layer import FFF
 from ..tensors import LEAF_PARAMETERS
-from .records import Change, Edit, changes_of, editable, written
+from .records import Edit, LeafChange, changes_of, editable, written
 
 _RIDGE = 1e-3  # of the mean square of the hidden layer at `keep`: neurons that are silent there are not free to change
 
@@ -80,7 +80,7 @@ def edit_(
                     "steps=100, fewer inputs for one leaf, or a larger tolerance. Nothing has changed."
                 )
             number = max((change.number for change in changes), default=0) + 1
-            changes.append(Change(number, note, len(x), tuple(leaves), old, new, *errors))
+            changes.append(LeafChange(number, note, len(x), tuple(leaves), old, new, *errors))
     return Edit(layer, changes[-1])
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..layer import FFF, fff_layers
 from ..tensors import LEAF_PARAMETERS
-from .records import RECORDS, Change, changes_of
+from .records import RECORDS, LeafChange, changes_of
 
 PREFIX = "fastff_edits."
 _FIELDS = {"layer": str, "number": int, "note": str, "inputs": int, "error_before": float, "error": float}
@@ -48,7 +48,7 @@ def load_edits_(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     if not own:
         return
     layers = fff_layers(model)
-    found: dict[str, list[Change]] = {}
+    found: dict[str, list[LeafChange]] = {}
     if edited := [name or "the model itself" for name, layer in layers.items() if changes_of(layer)]:
         raise ValueError(f"{', '.join(edited[:4])} has edits already. Load the records into a fresh model.")
     used = {f"{PREFIX}json"}
@@ -58,7 +58,7 @@ def load_edits_(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         layer = layers[entry["layer"]]
         before, after = (_rows(own, number, kind, entry, layer, used) for kind in ("before", "after"))
         facts = {name: entry[name] for name in ("number", "note", "inputs", "error_before", "error")}
-        change = Change(**facts, leaves=tuple(entry["leaves"]), before=before, after=after)
+        change = LeafChange(**facts, leaves=tuple(entry["leaves"]), before=before, after=after)
         found.setdefault(entry["layer"], []).append(change)
     if unknown := sorted(own.keys() - used):
         raise ValueError(f"the records are invalid: no record has {unknown[0]!r:.80}.")

@@ -23,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class LeafChange:
     """What one edit did to a layer."""
 
     number: int  # counts the layer's edits, from 1
@@ -39,7 +39,7 @@ class Change:
 class Edit:
     """The record of an edit: what changed, and how to undo it."""
 
-    def __init__(self, layer: FFF, change: Change) -> None:
+    def __init__(self, layer: FFF, change: LeafChange) -> None:
         self.layer, self.change = layer, change
 
     @property
@@ -105,7 +105,7 @@ class Edit:
         with written(layer, change.leaves, rows, others):
             pass
 
-    def _refuse(self, leaves: Sequence[int], same: Tensor, others: Sequence[Change]) -> None:
+    def _refuse(self, leaves: Sequence[int], same: Tensor, others: Sequence[LeafChange]) -> None:
         changed = [leaf for leaf, equal in zip(leaves, same.tolist(), strict=True) if not equal]
         later = [c.number for c in others if c.number > self.number and set(c.leaves) & set(changed)]
         cause = f"edits {later} came later: undo them first, newest first" if later else "training, or a conversion?"
@@ -142,7 +142,13 @@ def edits(model: nn.Module) -> list[Edit]:
     return [Edit(layer, change) for layer in fff_layers(model).values() for change in changes_of(layer)]
 
 
-def changes_of(layer: FFF) -> tuple[Change, ...]:
+def forget_edits_(model: nn.Module) -> None:
+    """Keep what the edits of a layer or model did, and drop their records, which can then not be undone."""
+    for layer in fff_layers(model).values():
+        vars(layer).pop(RECORDS, None)
+
+
+def changes_of(layer: FFF) -> tuple[LeafChange, ...]:
     """The changes that a layer keeps, oldest first."""
     return vars(layer).get(RECORDS, ())
 
@@ -155,8 +161,8 @@ def same_bits(a: Tensor, b: Tensor) -> Tensor:
 
 @guarded
 def written(
-    layer: FFF, leaves: Sequence[int], rows: Mapping[str, Tensor], changes: Sequence[Change]
-) -> Iterator[list[Change]]:
+    layer: FFF, leaves: Sequence[int], rows: Mapping[str, Tensor], changes: Sequence[LeafChange]
+) -> Iterator[list[LeafChange]]:
     """Write rows of leaves in place. An error in the block restores them; after it, the layer keeps these changes.
 
     Yields the list of changes, which the block may extend.

@@ -32,7 +32,9 @@ from ..interrupts import uninterrupted
 from ..layer import FFF
 from ..surgery.operable import check_mode
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS
+from .freeze import frozen_leaves
 from .geometry import check_fff, check_leaf_number, check_linear
+from .records import changes_of
 
 _STEPS = 50  # of the power iteration
 _SAMPLES = 4096  # inputs that choose a direction
@@ -166,6 +168,7 @@ def prune_(layer: FFF) -> Reshaped:
 def _check_plain(layer: FFF, what: str) -> None:
     """Raise unless the parameters of a layer are its own plain tensors, and can be replaced here."""
     check_fff(layer, what)
+    _check_unused(layer, what)
     check_mode()
     names = (*TREE_PARAMETERS, *LEAF_PARAMETERS)
     computed = type(layer).tree is not FFF.tree or type(layer).leaves is not FFF.leaves
@@ -179,6 +182,17 @@ def _check_plain(layer: FFF, what: str) -> None:
         if parameter is not None and (type(parameter) is not nn.Parameter or parameter.is_meta):
             kind = "a meta tensor" if parameter.is_meta else type(parameter).__name__
             raise TypeError(f"{what} needs plain parameters; {name} is {kind}. Gather sharded parameters first.")
+
+
+def _check_unused(layer: FFF, what: str) -> None:
+    """Raise if something counts on the numbers of the leaves."""
+    if changes_of(layer):
+        raise ValueError(
+            f"{what} moves leaves, and this layer has {len(changes_of(layer))} edits on record. Undo them first, or "
+            "keep them for good with regions.forget_edits_(layer)."
+        )
+    if frozen_leaves(layer):
+        raise ValueError(f"{what} moves leaves, and some are frozen. Call regions.unfreeze_leaves_(layer) first.")
 
 
 def _unchanged(layer: FFF) -> tuple[Tensor, Tensor]:
