@@ -3,6 +3,8 @@
 For a process without the interpreter: see `without_interpreter` in helpers.py.
 """
 
+import re
+
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -54,4 +56,7 @@ class Build:
     def check(self, options, built):
         assert len(built.asm["cubin"]) > 0
         assert built.metadata.shared <= HOPPER_SHARED, (self.kernel.fn.__name__, options, built.metadata.shared)
+        if options.get("CLEARED"):  # what is read before the wait must not come from a first-level cache
+            early = built.asm["ptx"].split("griddepcontrol.wait")[0]
+            assert not re.search(r"cp\.async\.ca|ld\.global(?!\.cg)", early), (self.kernel.fn.__name__, options)
         assert ("griddepcontrol.wait" in built.asm["ptx"]) == options.get("PDL", False), self.kernel.fn.__name__

@@ -104,8 +104,9 @@ def _run(request: Request) -> Tensor:
     """The output of a hard pass or of a visit; the leaves of a route."""
     if request.is_operation:
         leaf = () if request.leaf is None else (request.leaf,)
-        given = (*leaf, *(request.tree or ()), *(request.leaves or ()))
-        return getattr(ops, request.kind)(request.x, *given, request.activation)
+        # No gradient is asked of x and the leaves; nodes have none here.
+        nodes = [t if t is None else t.detach() for t in request.tree or ()]
+        return getattr(ops, request.kind)(request.x, *leaf, *nodes, *(request.leaves or ()), request.activation)
     backend, _ = choose(request)
     if request.needs_grad and not backend.HAS_GRADIENT:
         return run_with_gradient(backend, request)

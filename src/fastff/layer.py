@@ -293,12 +293,19 @@ class FFF(nn.Module):
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"last_logits": None, "last_mixture": None, "_plans": self._no_plans()}
+        state = self.__dict__ | {"last_logits": None, "last_mixture": None}
+        del state["_plans"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._plans = self._no_plans()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FFF":
         # By the state of FFF, also where torch.nn.utils.parametrize has put a class of its own before it.
         made = memo[id(self)] = self.__new__(type(self))
         made.__dict__ = copy.deepcopy(FFF.__getstate__(self), memo)
+        made._plans = made._no_plans()
         return made
 
     def extra_repr(self) -> str:

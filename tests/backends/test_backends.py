@@ -1,5 +1,6 @@
 """Every backend against the oracle, in value, and against float64, in error."""
 
+import importlib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -405,3 +406,35 @@ def test_opcheck(options):
     torch.library.opcheck(ops.hard, (x, *layer.tree, *layer.leaves, name))
     torch.library.opcheck(ops.route, (x, *layer.tree, name))
     torch.library.opcheck(ops.visit, (x, leaf, *layer.leaves, name))
+
+
+def test_operations_refuse_gradients():
+    """They have no derivative, and torch would warn and give None or zero."""
+    layer, x = make(dtype=torch.float32).eval(), torch.randn(3, 5)
+    for call in (
+        lambda: ops.hard(x, *layer.tree, *layer.leaves, "relu"),
+        lambda: ops.visit(x, torch.zeros(3, dtype=torch.int64), *layer.leaves, "relu"),
+        lambda: torch.compile(lambda x: ops.hard(x, *layer.tree, *layer.leaves, "relu"), backend="aot_eager")(x),
+    ):
+        with pytest.raises(Exception, match="have no derivative"):
+            call()
+    assert not ops.route(x, *layer.tree, "relu").requires_grad
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_compiled_with_a_tree_that_trains_and_leaves_that_do_not(compiler):
+    layer, x = make(dtype=torch.float32).eval(), torch.randn(3, 5)
+    for parameter in layer.leaf_parameters():
+        parameter.requires_grad_(False)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = torch.compile(layer, backend=compiler, fullgraph=True)(x)
+    assert not y.requires_grad
+    torch.testing.assert_close(y, layer(x))
+
+
+def test_operations_survive_a_reload():
+    layer, x = make(dtype=torch.float32).eval().requires_grad_(False), torch.randn(3, 5)
+    importlib.reload(ops)
+    torch.testing.assert_close(ops.hard(x, *layer.tree, *layer.leaves, "relu"), layer(x))

@@ -21,6 +21,10 @@ def test_launches_fit_smaller_gpus(shared):
             if "tiles" in name:
                 block = launch.block if launch.spread else max(16, power_of_two(leaf_width))
                 assert _shared_bytes(size, launch, block) <= shared
+    for batch, depth, leaf_width in itertools.product([300, 8192], [1, 3, 6], [1, 8, 256]):
+        size = Size(batch, 512, 32, depth, leaf_width, 1, False, 2, 2, shared=shared)
+        if "whole" in (ways := launches(size)):
+            assert _whole_bytes(size, ways["whole"]) <= shared
 
 
 @pytest.mark.parametrize("numbers", BYTES)
@@ -91,6 +95,7 @@ build(4096, 4096, 4096, 5, 512, "swiglu", BF16, True)
 build(64, 8192, 8192, 3, 1024, "swiglu", F32)
 build(4096, 8192, 8192, 1, 8192, "swiglu", BF16)
 build(10000, 512, 500, 2, 64, "swiglu", BF16)
+build(4096, 300, 100, 5, 8, "relu", BF16)
 triton_hard._MOST_LISTED = 0
 build(4096, 300, 100, 9, 3, "relu", BF16)
 assert all(kernel.built for kernel in kernels.values()), {name: len(k.built) for name, k in kernels.items()}

@@ -140,7 +140,7 @@ class Plan(LayerPlan):
         y = empty_strided_cpu((batch, self.out_features), self._strides, self.dtype)
         start, base = x.data_ptr(), storage.data_ptr()
         if not base <= start <= base + storage.nbytes() - batch * self._row:
-            self._start(x, storage, batch)  # raises; asked again here, since a call costs as much as the question
+            self._start(x, storage, batch)  # raises, unless the batch is empty
         self._hard(_call(self._address, start, 0, y.data_ptr(), batch, _threads()))
         return y
 

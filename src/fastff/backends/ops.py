@@ -17,7 +17,7 @@ from ..validate import check_layer, check_leaf
 from .choice import choose, run
 from .known import known_request, remember
 from .plan_cache import PlanCache
-from .request import Request
+from .request import Request, needs_grad
 
 
 def _hard(
@@ -40,6 +40,7 @@ def _hard(
     nodes = node_weight, node_bias, node_out_weight, node_out_bias
     scales = in_scale, out_scale, gate_scale
     parts = in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias, *scales
+    _check_no_gradient(x, parts)
     with torch.no_grad():
         y = _planned(x, in_weight, (*nodes, *parts), activation)
         if y is not None:
@@ -81,9 +82,10 @@ def _route(
     activation: str,
 ) -> Tensor:
     tree = Tree(node_weight, node_bias, node_out_weight, node_out_bias)
-    check_layer(x, tree, None, activation)
-    leaf: Tensor = _run(Request.make("route", x, tree, None, activation))
-    return leaf
+    with torch.no_grad():
+        check_layer(x, tree, None, activation)
+        leaf: Tensor = _run(Request.make("route", x, tree, None, activation))
+        return leaf
 
 
 def _visit(
@@ -102,23 +104,39 @@ def _visit(
 ) -> Tensor:
     scales = in_scale, out_scale, gate_scale
     leaves = Leaves(in_weight, in_bias, out_weight, out_bias, gate_weight, gate_bias, *scales)
-    check_layer(x, None, leaves, activation)
-    check_leaf(leaf, x, leaves)
-    y: Tensor = _run(Request.make("visit", x, None, leaves, activation, leaf=leaf))
-    return y
+    _check_no_gradient(x, leaves)
+    with torch.no_grad():
+        check_layer(x, None, leaves, activation)
+        check_leaf(leaf, x, leaves)
+        y: Tensor = _run(Request.make("visit", x, None, leaves, activation, leaf=leaf))
+        return y
 
 
 def _run(request: Request) -> Any:
     return run(choose(request)[0], request)
 
 
-# Not by torch.library.custom_op, which adds 40 us of Python to each call; it checks what the tests check here.
-_library = torch.library.Library("fastff", "FRAGMENT")
+def _check_no_gradient(x: Tensor, leaves: Sequence[Tensor | None]) -> None:
+    if needs_grad(x, *leaves):
+        raise RuntimeError("fastff's operations have no derivative. Call the layer, or fastff.functional, instead.")
+
+
+def _own_library() -> torch.library.Library:
+    """A library for the operations. One from an earlier import of this module gives its names back first."""
+    if (old := getattr(torch.ops.fastff, "_library", None)) is not None:
+        old._destroy()
+    found = torch.library.Library("fastff", "FRAGMENT")
+    torch.ops.fastff._library = found  # type: ignore[attr-defined]  # kept where no reload forgets it
+    return found
+
+
+# Not by torch.library.custom_op, which adds about 70 us of Python to each call (EPYC).
+_library = _own_library()
 
 
 def _register(name: str, function: Callable[..., Tensor]) -> Any:
     schema = torch.library.infer_schema(function, mutates_args=())
-    _library.define(name + schema)
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, function, "CompositeExplicitAutograd")
     return getattr(torch.ops.fastff, name).default
 
@@ -136,7 +154,17 @@ def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: 
     return x.new_empty(x.shape[0], *size, dtype=dtype)
 
 
+def _fake_hard(x: Tensor, *rest: Any) -> Tensor:
+    _check_no_gradient(x, rest[4:-1])
+    return _empty(x, rest, rest[6].shape[-1])
+
+
+def _fake_visit(x: Tensor, leaf: Tensor, *rest: Any) -> Tensor:
+    _check_no_gradient(x, rest[:-1])
+    return _empty(x, [leaf, *rest], rest[2].shape[-1])
+
+
 _fake = functools.partial(torch.library.register_fake, lib=_library)
-_fake("fastff::hard", lambda x, *rest: _empty(x, rest, rest[6].shape[-1]))
+_fake("fastff::hard", _fake_hard)
 _fake("fastff::route", lambda x, *rest: _empty(x, rest, dtype=torch.int64))
-_fake("fastff::visit", lambda x, leaf, *rest: _empty(x, [leaf, *rest], rest[2].shape[-1]))
+_fake("fastff::visit", _fake_visit)

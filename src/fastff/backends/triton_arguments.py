@@ -22,9 +22,8 @@ def precision(x: Tensor, leaf_width: int) -> str:
     error of torch's own products where sums are long anyway; at 64 features 2.2 times, in a leaf of 130 neurons 3.1
     times. Three parts have up to 1.2 times, and take 1.1 to 1.4 times as long. (256 samples a leaf, H200.)
     """
-    if (
-        x.dtype != torch.float32 or x.is_cpu
-    ):  # the interpreter has no tensor cores, and does not know all names of precisions
+    # The interpreter has no tensor cores, and does not know all names of precisions.
+    if x.dtype != torch.float32 or x.is_cpu:
         return "ieee"
     return "tf32x3" if x.shape[1] >= 512 and leaf_width <= 64 else "bf16x6"
 

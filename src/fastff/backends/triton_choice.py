@@ -11,6 +11,7 @@ from . import triton_tile
 from .triton_size import Size, power_of_two
 
 _MOST_HIDDEN = 2**31  # bytes of the hidden layers of all leaves
+_MOST_WHOLE = 512  # neurons of all leaves, gates among them: the registers of 8 warps hold them for 64 samples
 
 
 class Launch(NamedTuple):
@@ -53,7 +54,7 @@ def launches(size: Size) -> dict[str, Launch]:
         ways["tiny"] = Launch(tiny=True)
     if _masks(size):
         ways["dense"] = walk_launch(size)._replace(dense=True)
-    if _fits_whole(size):
+    if _takes_whole(size) and _whole_bytes(size, _whole(size)) <= size.shared:
         ways["whole"] = _whole(size)
     # These hold a leaf's hidden layer in one program; the first unrolls its rows, which takes long to compile.
     if size.leaf_width <= 128:
@@ -78,10 +79,7 @@ def _masks(size: Size) -> bool:
     return hidden <= _MOST_HIDDEN and size.weight_bytes == size.bytes == 2
 
 
-_MOST_WHOLE = 512  # neurons of all leaves, gates among them: the registers of 8 warps hold them for 64 samples
-
-
-def _fits_whole(size: Size) -> bool:
+def _takes_whole(size: Size) -> bool:
     neurons = power_of_two(size.leaves * size.leaf_width) * (1 + size.gated)
     one_node = size.walks and size.node_width == 1 and 0 < size.depth <= 6
     return one_node and size.weight_bytes == size.bytes == 2 and neurons <= _MOST_WHOLE
@@ -161,7 +159,7 @@ def _tiles(size: Size) -> Launch:
     """Both products of a leaf in one program, for a tile of its samples."""
     launch, per_leaf = _grouped(size), size.per_leaf
     if size.bytes == 4:
-        # Short products: tensor cores cut off what they add up, and `_precision` counts on 32 columns at a time.
+        # Short products: tensor cores cut off what they add up, and `precision` counts on 32 columns at a time.
         launch = launch._replace(k=32, n=64, stages=4)
     elif size.features >= 2048 and per_leaf < 48:
         launch = launch._replace(leaf_tile=32, k=256, n=256, stages=3, leaf_warps=4)

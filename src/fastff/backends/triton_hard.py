@@ -309,13 +309,21 @@ def _group(
         group, (-(-len(x) // launch.tile),),
         x, x if z is None else z, *node_tensors(x, tree), leaf, listed, count, extra, len(x), leaves, most,
         IN=x.shape[1], DEPTH=depth_of(tree), N=node_width(tree), ACT=function_name(activation), ROUTE=tree is not None,
-        LIST=lists is not None, CLEARED=lists is not None and z is None, TOP=launch.top if tree is not None else 0,
+        LIST=lists is not None, CLEARED=lists is not None and z is None and _walks_early(x, tree, launch),
+        TOP=launch.top if tree is not None else 0,
         SPLITS=splits, BM=launch.tile,
         BK=min(launch.group_k, max(16, power_of_two(x.shape[1]))), BLOCK=512 // x.element_size(),
         KEPT=fits(x, launch.tile * x.shape[1], launch.group_warps),
         LISTED=launch.per * launch.leaf_tile if lists else 0, LEAF_TILE=launch.leaf_tile if lists else 1,
         **launch_options(launch, launch.group_warps),
     )  # fmt: skip
+
+
+def _walks_early(x: Tensor, tree: Tree | None, launch: Launch) -> bool:
+    """Whether `group` may read before it waits. Copies of less than 16 bytes go through the first-level cache."""
+    tensors = [x] if tree is None else [x, tree.weight]
+    aligned = all(t.data_ptr() % 16 == 0 for t in tensors) and x.shape[1] * x.element_size() % 16 == 0
+    return launch.pdl and aligned
 
 
 def _leaf_tiles(x: Tensor, work: _Work, leaves: Leaves, activation: str, launch: Launch) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._torch import current_gpu, current_stream, empty_strided_cuda
 from ..activations import Activation
-from ..tensors import Leaves, Tree
+from ..tensors import Leaves, Tree, alias
 from . import triton, triton_hard
 from .plan import LayerPlan
 from .triton_launch import Replay, has_hooks, record
@@ -21,20 +21,18 @@ class Plan(LayerPlan):
     backend = "triton"
 
     def __init__(self, tree: Tree, leaves: Leaves, activation: Activation) -> None:
-        assert isinstance(activation, str)  # other activations have no kernels
         super().__init__(tree, leaves, activation)
-        self._name = activation
         self._absent = [t is None for t in (*tree, *leaves)]
         self._gpu: int = self.device.index
-        self._replays: dict[tuple[int, int], Replay | None] = {}  # None: not by launches alone
+        self._replays: dict[tuple[int, bool], Replay | None] = {}  # None: failed, or not by launches alone
 
     def run(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor | None:
         batch, storage = x.shape[0], x.untyped_storage()
         start = self._start(x, storage, batch)
-        key = batch, start % 16
         if not batch or current_gpu() != self._gpu:
             return None
-        replay = self._replays.get(key, self)  # once: another thread may clear them
+        key = batch, start % 16 == 0
+        replay = self._replays.get(key, self)  # once: another thread may change them
         if replay is self:
             return self._record(x, weights, key)
         if not isinstance(replay, Replay) or has_hooks():
@@ -44,26 +42,29 @@ class Plan(LayerPlan):
         replay(start, y.data_ptr(), scratch.data_ptr(), current_stream(self._gpu))
         return y
 
-    def _record(self, x: Tensor, weights: Sequence[Tensor], key: tuple[int, int]) -> Tensor | None:
+    def _record(self, x: Tensor, weights: Sequence[Tensor], key: tuple[int, bool]) -> Tensor | None:
         """The hard pass, whose launches are then kept."""
-        if x.data_ptr() in self._pointers or x.is_neg():
-            return None  # the weights themselves as input
         given = iter(weights)
         tensors = [None if absent else next(given) for absent in self._absent]
         nodes = len(Tree._fields)
-        tree, leaves = Tree._make(tensors[:nodes]), Leaves._make(tensors[nodes:])
+        # Aliases: another thread may give a parameter other memory while Triton compiles.
+        tree, leaves = alias(Tree._make(tensors[:nodes])), alias(Leaves._make(tensors[nodes:]))
+        held = [t for t in (*tree, *leaves) if t is not None]
+        if [t.data_ptr() for t in held] != self._pointers or x.data_ptr() in self._pointers:
+            return None  # moved meanwhile; or the weights themselves as input
         launch = triton_hard.choose_launch(x, tree, leaves)
         replay = y = None
         if triton_hard.is_recordable(x, leaves, launch):
             try:
                 with record() as launches:
-                    y = triton_hard.hard(x, tree, leaves, self._name, launch)[0]
-                replay = Replay(launches, x, y, weights)
+                    y = triton_hard.hard(x, tree, leaves, str(self.activation), launch)[0]
+                if all(one.compiled is not None for one in launches):
+                    replay = Replay(launches, x, y, held)
             except Exception as error:  # a compiler may raise anything
                 if not triton.is_failure(error):
                     raise
                 y = None  # functional runs it again, and says what went wrong
         if len(self._replays) >= _MOST:
-            self._replays.clear()
+            self._replays.pop(next(iter(self._replays)), None)  # the oldest
         self._replays[key] = replay
         return y

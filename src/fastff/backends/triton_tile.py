@@ -4,9 +4,6 @@ Two ways. `rows`: a program takes a tile of samples, and each sample reads the r
 takes one leaf and a tile of samples, runs the leaf on all of them, and writes those that reach it: for 16-bit numbers,
 on tensor cores. The choice counts the numbers that move from the caches to the multiprocessors: the own leaf of each
 sample, or each input and the weights of a leaf once for each leaf of the tree.
-
-All leaves as one product in one program, with a mask, are no third way: a program would read the whole layer and not
-one leaf of it, and an infinite weight would reach samples of other leaves.
 """
 
 from typing import NamedTuple
