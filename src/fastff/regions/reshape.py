@@ -277,7 +277,7 @@ def _boundary(layer: FFF, leaf: int, x: Tensor | None, weight: Tensor | None, bi
 
 
 def _halving(leaf: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A boundary through the median of x (batch, in), across the direction in which x varies most."""
+    """A boundary between the halves of x (batch, in), across the direction in which x varies most."""
     wide = x.double()
     spread = wide[:_SAMPLES] - wide[:_SAMPLES].mean(0)
     normal = spread[spread.norm(dim=1).argmax()]
@@ -285,7 +285,8 @@ def _halving(leaf: int, x: Tensor) -> tuple[Tensor, Tensor]:
         normal = nn.functional.normalize(spread.mT @ (spread @ normal), dim=0)
     weight = (normal / (wide @ normal).std(correction=0)).to(x)  # logits of deviation 1
     logit = wide @ weight.double()
-    bias = -logit.quantile(0.5).to(x)
+    ordered, middle = logit.sort().values, len(x) // 2
+    bias = -((ordered[middle - 1] + ordered[middle]) / 2).to(x)  # between two inputs, so that rounding decides none
     right = (logit + bias.double() >= 0).sum().item()
     if not 0 < right < len(x):
         raise ValueError(f"the {len(x)} inputs in leaf {leaf} are equal up to rounding; pass others, or a weight.")
