@@ -105,7 +105,7 @@ def _run(request: Request) -> Tensor:
     if request.is_operation:
         leaf = () if request.leaf is None else (request.leaf,)
         # No gradient is asked of x and the leaves; nodes have none here.
-        nodes = [t if t is None else t.detach() for t in request.tree or ()]
+        nodes = [t.detach() if t is not None and needs_grad(t) else t for t in request.tree or ()]
         return getattr(ops, request.kind)(request.x, *leaf, *nodes, *(request.leaves or ()), request.activation)
     backend, _ = choose(request)
     if request.needs_grad and not backend.HAS_GRADIENT:

@@ -141,3 +141,13 @@ def test_other_layers_of_the_optimizer_train():
 def test_leaves_that_do_not_exist_are_named(leaves):
     with pytest.raises(IndexError, match=r"leaves must be within 0..3; got"):
         freeze_leaves_(make(depth=2), leaves)
+
+
+def test_a_recipe_keeps_frozen_and_edited_layers():
+    """It placed the tree anew, under the frozen leaves."""
+    for prepare in (lambda layer: freeze_leaves_(layer, 0), lambda layer: edit_(layer, torch.randn(5), torch.zeros(4))):
+        layer, x = fastff.FFF(5, 4, depth=3, leaf_width=3), torch.randn(100, 5)
+        prepare(layer)
+        before = layer.route(x)
+        fastff.Recipe(layer, x, steps=10, min_share=0)
+        assert torch.equal(layer.route(x), before)

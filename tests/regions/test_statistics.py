@@ -252,3 +252,19 @@ def test_errors_name_the_remedy():
     with pytest.raises(ValueError, match="no sample in data"):
         statistics(layer, iter([]))
     assert fastff.regions.Statistics is type(statistics(layer, x))
+
+
+@pytest.mark.parametrize("number", [5, 7, 299, 301, 600])
+def test_one_target_for_each_sample(number):
+    """Five labels were stretched over 300 inputs, and others were dropped."""
+    layer, x = fastff.FFF(6, 4, depth=2, leaf_width=3).eval(), torch.randn(300, 6)
+    with pytest.raises(ValueError, match=f"{number} targets for 300 samples"):
+        statistics(layer, (x, torch.zeros(number, dtype=torch.int64)), progress=False)
+
+
+def test_labels_are_not_negative():
+    layer, x = fastff.FFF(6, 4, depth=2, leaf_width=3).eval(), torch.randn(4, 6)
+    with pytest.raises(ValueError, match="got -1"):
+        statistics(layer, (x, torch.tensor([1, -1, 1, -1])), progress=False)
+    found = statistics(layer, (x, torch.tensor([1, -100, 1, 0])), progress=False)
+    assert found.node(0).labels == {1: 2, 0: 1}

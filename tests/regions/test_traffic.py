@@ -62,7 +62,7 @@ def test_a_layer_alone_and_its_text():
     report = record.traffic(x)
     count = int((layer.route(x) == record.leaves[0]).sum())
     assert (report.inputs, report.touched, report.untouched_samples) == (50, count, 50 - count)
-    assert f"inputs in touched leaves    {count} of 50 ({2 * count:.2f} %)" in str(report)
+    assert f"inputs in touched leaves           {count} of 50 ({2 * count:.2f} %)" in str(report)
 
 
 def test_other_models_and_no_data_are_errors():

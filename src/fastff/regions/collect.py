@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ..layer import FFF
 from ..training.losses import bernoulli_entropy
-from .counts import Histogram, Lowest, path_groups
+from .counts import MOST, Histogram, Lowest, path_groups
 from .geometry import path
 
 POOL = 64  # random inputs of a leaf, at most, among which the typical ones are sought
 CELLS = 2**24  # numbers in a chunk of node logits
 
 Loss = Callable[[Any, Any], Tensor]
+IGNORED = -100  # the label of an input without one, as in torch's cross entropy
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Collector:
         entropies = bernoulli_entropy((on_path * layer.temperature_tensor).double())
         label = target = prediction = loss = None
         if isinstance(batch.target, Tensor):
-            label, target = _targets(batch.target, len(x))
+            label, target = _targets(batch.target, len(x), len(batch.x))
         if label is not None:
             prediction = _predictions(output, label)
         if self.loss is not None:
@@ -284,12 +285,21 @@ def _with_leaf(on_path: Tensor, leaf: Tensor | None, empty: float = 0.0) -> Tens
     return torch.cat([on_path, last.unsqueeze(1)], 1).flatten()
 
 
-def _targets(target: Tensor, rows: int) -> tuple[Tensor | None, Tensor | None]:
+def _targets(target: Tensor, rows: int, samples: int) -> tuple[Tensor | None, Tensor | None]:
     """Targets as labels or as real numbers, one for each input of the layer; None for others."""
-    if not target.numel() or rows % target.numel() or target.is_complex():
+    if target.is_complex() or not rows:
         return None, None
+    if target.numel() not in (rows, samples):
+        if target.dim() > 1 and len(target) == samples:
+            return None, None  # several numbers for each sample
+        raise ValueError(f"a batch has {target.numel()} targets for {samples} samples. Pass one for each.")
     flat = target.reshape(-1).repeat_interleave(rows // target.numel())
-    return (None, flat) if flat.is_floating_point() else (flat.long(), None)
+    if flat.is_floating_point():
+        return None, flat
+    label = flat.long()
+    if (bad := label[((label < 0) & (label != IGNORED)) | (label >= MOST)]).numel():
+        raise ValueError(f"labels are 0, 1, 2, ..., and {IGNORED} for an input without one; got {int(bad[0])}.")
+    return label, None
 
 
 def _predictions(output: Any, label: Tensor) -> Tensor | None:

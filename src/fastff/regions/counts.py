@@ -14,7 +14,9 @@ def path_groups(leaf: Tensor, depth: int) -> Tensor:
     return 2**level - 1 + (leaf.unsqueeze(-1) >> (depth - level))
 
 
-_BITS = 40  # a pair of leaf and value is one number, the value in its lower bits: sorting pairs takes far longer
+# A pair of leaf and value is one number, the value in its lower bits: sorting pairs takes far longer.
+_BITS = 40
+MOST = 1 << _BITS  # values are below
 
 
 class Histogram:

@@ -81,11 +81,12 @@ def edit_(
                 )
             number = max((change.number for change in changes), default=0) + 1
             changes.append(LeafChange(number, note, len(x), tuple(leaves), old, new, *errors))
+    layer.fitted_tree = layer.fitted_leaves = True  # a Recipe keeps both
     return Edit(layer, changes[-1])
 
 
 def edit_class_(layer: FFF, x: Tensor, classes: Tensor | int, *, margin: float = 1.0, **options: Any) -> Edit:
-    """Make `classes` the largest outputs of a layer at x, by at least `margin`, with the least change.
+    """Make `classes` the largest outputs of a layer at x, by `margin` up to rounding, with the least change.
 
     For a layer whose outputs are the logits of a classifier. classes: (...,) integers, or one for all. `options` go to
     `edit_`.
@@ -100,6 +101,8 @@ def edit_class_(layer: FFF, x: Tensor, classes: Tensor | int, *, margin: float =
 def class_target(output: Tensor, classes: Tensor | int, margin: float = 1.0) -> Tensor:
     """The nearest outputs at which `classes` lead all others by at least `margin`: (..., out), float64 on the CPU."""
     margin = check_number("margin", margin, 0)
+    if not margin:
+        raise ValueError("margin must be above 0: at 0 two classes are equal, and rounding decides.")
     z, wanted = output.detach().to("cpu", torch.float64), torch.as_tensor(classes, device="cpu")
     if wanted.is_floating_point() or wanted.dtype == torch.bool:
         raise TypeError(f"classes must be integers; got {wanted.dtype}.")

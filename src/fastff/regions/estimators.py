@@ -56,9 +56,10 @@ def opened(estimator: Any, data: Any, loss: Loss | None, feature_names: Any, cla
         return Standardized(estimator), list(x.split(BATCH)), None, feature_names, class_names
     if (classes := getattr(estimator, "classes_", None)) is not None:
         unknown = ~np.isin(target, classes)
-        label = np.where(unknown, -1, np.searchsorted(classes, np.where(unknown, classes[0], target)))
-        y = torch.from_numpy(label.astype(np.int64))
-        loss = loss or partial(F.cross_entropy, reduction="none", ignore_index=-1)
+        if unknown.any():
+            raise ValueError(f"y has the class {target[unknown][0]!r}, which the estimator did not see in training.")
+        y = torch.from_numpy(np.searchsorted(classes, target).astype(np.int64))
+        loss = loss or partial(F.cross_entropy, reduction="none")
         class_names = [str(name) for name in classes] if class_names is None else class_names
     else:
         y = torch.from_numpy(np.array(target, dtype=np.float64))

@@ -37,6 +37,7 @@ def freeze_leaves_(layer: FFF, leaves: Iterable[int] | int, *, nodes: bool = Tru
     if _frozen(layer) is None:
         layer.register_forward_pre_hook(found)
     found.arm(layer)
+    layer.fitted_tree = layer.fitted_leaves = True  # a Recipe keeps both
     return layer
 
 

@@ -189,7 +189,7 @@ def _check_unused(layer: FFF, what: str) -> None:
     if changes_of(layer):
         raise ValueError(
             f"{what} moves leaves, and this layer has {len(changes_of(layer))} edits on record. Undo them first, or "
-            "keep them for good with regions.forget_edits_(layer)."
+            "keep them without a record by regions.forget_edits_(layer)."
         )
     if frozen_leaves(layer):
         raise ValueError(f"{what} moves leaves, and some are frozen. Call regions.unfreeze_leaves_(layer) first.")

@@ -48,11 +48,11 @@ class Traffic:
         change = f"{self.mean_change:.4g} on average, {self.max_change:.4g} at most"
         return "\n".join(
             [
-                f"inputs in touched leaves    {part(self.touched, self.inputs)}",
-                f"samples that no leaf sees   {part(self.untouched_samples, self.samples)}",
-                f"change of the layer there   {change}",
-                f"samples whose output moved  {part(self.moved_samples, self.samples)}",
-                f"answers that changed        {part(self.changed_answers, self.answers)}",
+                f"inputs in touched leaves           {part(self.touched, self.inputs)}",
+                f"samples that meet no touched leaf  {part(self.untouched_samples, self.samples)}",
+                f"change of the layer there          {change}",
+                f"samples whose output moved         {part(self.moved_samples, self.samples)}",
+                f"answers that changed               {part(self.changed_answers, self.answers)}",
             ]
         )
 
