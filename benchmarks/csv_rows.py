@@ -1,4 +1,4 @@
-"""What the benchmarks share: where a row comes from, and rows appended to a CSV file."""
+"""What the benchmarks share: where a row comes from, and rows read from and appended to a CSV file."""
 
 import csv
 import sys
@@ -17,15 +17,19 @@ def about(device: str, script: str, commit: str = "") -> dict[str, object]:
     return {name: known[name] for name in names}
 
 
+def read(path: Path | None) -> list[dict[str, str]]:
+    """The rows of a file; none if there is no file yet."""
+    if path is None or not path.exists() or not path.stat().st_size:
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def append(path: Path, rows: Sequence[dict[str, object]]) -> None:
     """Add rows to a file with the same columns; the file is replaced as a whole."""
-    old: list[dict[str, str]] = []
-    if path.exists() and path.stat().st_size:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            old = list(reader)
-        if reader.fieldnames != list(rows[0]):
-            raise SystemExit(f"{path} has other columns than these rows. Choose another --output.")
+    old = read(path)
+    if old and list(old[0]) != list(rows[0]):
+        raise SystemExit(f"{path} has other columns than these rows. Choose another --output.")
     with replacing(path) as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -26,7 +26,6 @@ undone              whether undoing all edits, newest first, restored every bit 
 
 import argparse
 import copy
-import csv
 import itertools
 import math
 import os
@@ -36,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from csv_rows import about, append
+from csv_rows import about, append, read
 from torch import Tensor, nn
 
 import fastff
@@ -203,13 +202,6 @@ def cells(o: argparse.Namespace) -> Iterator[Row]:
 
 def key(row: Row) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in KEY)
-
-
-def read(path: Path | None) -> list[Row]:
-    if path is None or not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def line(row: Row) -> str:

@@ -18,7 +18,6 @@ Rows that the file has are not measured again.
 
 import argparse
 import copy
-import csv
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from csv_rows import about, append
+from csv_rows import about, append, read
 from torch import Tensor, nn
 
 import fastff
@@ -252,13 +251,6 @@ def minilm_models(minilm: Any, missing: Sequence[tuple[Row, argparse.Namespace]]
 
 def key(row: Row) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in KEY)
-
-
-def read(path: Path | None) -> list[Row]:
-    if path is None or not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def line(row: Row) -> str:

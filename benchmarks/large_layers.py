@@ -10,7 +10,6 @@ Every output is checked against float64 before its time counts. All models of a 
 """
 
 import argparse
-import csv
 import math
 import sys
 import time
@@ -25,7 +24,7 @@ import large_skew
 import large_sweep
 import large_table
 import torch
-from csv_rows import about, append
+from csv_rows import about, append, read
 from large_cells import Cell, Row, first_line, row
 
 from fastff.bench import Result
@@ -78,11 +77,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def finished(path: Path, where: Row, part: str) -> dict[str, list[Row]]:
     """The rows of each cell that was measured on this machine with this commit."""
     found: dict[str, list[Row]] = {}
-    if path.exists() and path.stat().st_size:
-        with path.open(newline="", encoding="utf-8") as file:
-            for old in csv.DictReader(file):
-                if all(old.get(name) == str((where | {"part": part})[name]) for name in SAME[:3]):
-                    found.setdefault(old["cell"], []).append(old)
+    for old in read(path):
+        if all(old.get(name) == str((where | {"part": part})[name]) for name in SAME[:3]):
+            found.setdefault(old["cell"], []).append(dict(old))
     return found
 
 

@@ -19,7 +19,6 @@ percent, over all ten digits. Rows that the file has are not measured again.
 """
 
 import argparse
-import csv
 import dataclasses
 import itertools
 import json
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from csv_rows import about, append
+from csv_rows import about, append, read
 from torch import Tensor, nn
 
 import fastff
@@ -312,13 +311,6 @@ def third(o: argparse.Namespace, kind: str) -> Iterator[tuple[str, int, Settings
         for method, near in (("class", False), ("region", False), ("region", True)):
             if rate != base.rate:
                 yield method, memory, dataclasses.replace(base, rate=rate, near=near)
-
-
-def read(path: Path | None) -> list[Row]:
-    if path is None or not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def key(row: Row) -> tuple[str, ...]:
