@@ -94,10 +94,15 @@ def jobs_of(kind: str, case: Case, is_int8: bool, variants: int) -> list[Job]:
 # Values that launch parameters may take, by way.
 VALUES: dict[str, dict[str, Sequence[Any]]] = {
     "tiny": {"loads": (16, 24, 40), "top": (1, 2, 3), "round": (1, 2), "tile": ((16, 8, 4), (8, 16, 4), (32, 8, 8))},
-    "alone": {"warps": (4, 8), "round": (2, 3)},
+    "alone": {"warps": (4, 8), "round": (2, 3), "fence": (True, False)},
     "spread": {
-        "block": (2, 4, 8), "leaf_warps": (2, 4, 8), "n": (64, 128, 256, 512, 1024), "out_k": (8, 16, 32, 64, 128),
-        "warps": (4, 8, 16),
+        "block": (2, 4, 8, 16), "leaf_warps": (2, 4, 8), "n": (64, 128, 256, 512, 1024, 2048), "warps": (4, 8, 16),
+        "out_k": (8, 16, 32, 64, 128), "fence": (True, False),
+    },
+    "whole": {"leaf_tile": (16, 32, 64), "k": (32, 64, 128), "stages": (3, 4, 5), "span": (128, 256, 512, 1024, 2048)},
+    "split whole": {
+        "splits": (1, 2, 4, 8, 16), "product_tile": (16, 32, 64), "leaf_tile": (16, 32, 64), "k": (32, 64, 128),
+        "stages": (3, 4, 5), "span": (128, 256, 512, 1024, 2048),
     },
     "dense": {"pdl": (False,)},
     "tiles": {

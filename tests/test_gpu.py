@@ -162,7 +162,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("way", [*WAYS, "whole", "chosen"])
+@pytest.mark.parametrize("way", [*WAYS, "whole", "split whole", "chosen"])
 @pytest.mark.parametrize(
     ("batch", "sizes", "depth", "leaf_width", "options"),
     [
@@ -205,8 +205,8 @@ def test_hard_pass_agrees_with_float64(dtype, way, batch, sizes, depth, leaf_wid
     clear = (logits.gather(1, visited).abs() > 1e-5).all(-1)  # sums are float32 ones in every dtype
     assert clear.sum() > 0.9 * batch
     on_gpu = copy.deepcopy(layer).cuda()
-    if way == "whole":
-        launch = launches(size_of(x, on_gpu.tree, on_gpu.leaves)).get("whole")
+    if "whole" in way:
+        launch = launches(size_of(x, on_gpu.tree, on_gpu.leaves)).get(way)
         if launch is None:
             pytest.skip("not a way that is ever taken")
     launch = launch and launch._replace(pdl=torch.cuda.get_device_capability()[0] >= 9)

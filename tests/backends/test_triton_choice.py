@@ -23,8 +23,8 @@ def test_launches_fit_smaller_gpus(shared):
                 assert _shared_bytes(size, launch, block) <= shared
     for batch, depth, leaf_width in itertools.product([300, 8192], [1, 3, 6], [1, 8, 256]):
         size = Size(batch, 512, 32, depth, leaf_width, 1, False, 2, 2, shared=shared)
-        if "whole" in (ways := launches(size)):
-            assert _whole_bytes(size, ways["whole"]) <= shared
+        for launch in launches(size).values():
+            assert not launch.whole or _whole_bytes(size, launch) <= shared
 
 
 @pytest.mark.parametrize("numbers", BYTES)
@@ -42,8 +42,9 @@ def test_every_size_has_launches_that_fit(leaf_width, gated, numbers):
         # float32 and int8 have no dense products of the accuracy, or at all.
         assert "dense" not in ways or BYTES[numbers] == (2, 2)
         for name, launch in ways.items():
-            assert (launch.tiny, launch.dense, launch.whole) == tuple(name == w for w in ("tiny", "dense", "whole"))
-            if name == "whole":
+            assert (launch.tiny, launch.dense) == (name == "tiny", name == "dense")
+            assert launch.whole == ("whole" in name)
+            if launch.whole:
                 assert _whole_bytes(size, launch) <= HOPPER_SHARED
                 assert launch.block >= size.leaves * leaf_width
             if name not in ("tiny", "dense"):
@@ -70,7 +71,7 @@ names = {
     triton_sample_kernels: ["descend", "sample_hidden", "sample_output"],
     triton_group_kernels: ["leaf_tiles", "group_hidden", "group_output"],
     triton_dense_kernels: ["own_neurons"],
-    triton_whole_kernels: ["whole_layer"],
+    triton_whole_kernels: ["first_products", "whole_layer"],
 }
 kernels = {name: Build(module, name) for module, its in names.items() for name in its}
 F32, BF16 = torch.float32, torch.bfloat16

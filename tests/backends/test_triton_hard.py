@@ -58,10 +58,10 @@ def test_dense_with_a_mask(activation, grouped, bias, depth):
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("depth", "leaf_width"), [(1, 9), (2, 3), (6, 1)])
-def test_all_leaves_in_one_kernel(activation, bias, depth, leaf_width):
+@pytest.mark.parametrize(("depth", "leaf_width", "splits"), [(1, 9, 0), (2, 3, 0), (6, 1, 0), (1, 9, 1), (6, 1, 2)])
+def test_all_leaves_at_a_tile_of_samples(activation, bias, depth, leaf_width, splits):
     layer = layer_of(37, 71, depth=depth, leaf_width=leaf_width, activation=activation, bias=bias, dtype=torch.float16)
-    launch = Launch(whole=True, leaf_tile=16, block=64, k=16, n=16, span=32)
+    launch = Launch(whole=True, leaf_tile=16, block=64, k=16, n=16, span=32, splits=splits)
     check_error(triton.hard, layer, torch.randn(35, 37, device=DEVICE).half(), launch)
 
 

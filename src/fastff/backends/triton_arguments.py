@@ -33,6 +33,15 @@ def fits(x: Tensor, numbers: int, warps: int) -> bool:
     return numbers * x.element_size() <= 512 * 32 * warps
 
 
+def fence_options(x: Tensor, launch: Launch) -> dict[str, bool]:
+    """Whether rows of weights are on their way before the first is used, and whether x is too wide to be kept besides.
+
+    The interpreter has no assembler.
+    """
+    fence = launch.fence and not x.is_cpu
+    return {"FENCE": fence, "LATE": fence and x.shape[1] * x.element_size() > 8192}
+
+
 def depth_of(tree: Tree | None) -> int:
     return 0 if tree is None else heap.depth_of(len(tree.weight) + 1)
 

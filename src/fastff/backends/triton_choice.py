@@ -21,11 +21,12 @@ class Launch(NamedTuple):
     spread: bool = False  # a leaf goes to several programs
     tiny: bool = False  # by the kernels of triton_tile
     dense: bool = False  # all leaves in two dense products, with a mask between them
-    whole: bool = False  # nodes and all leaves in one kernel
+    whole: bool = False  # nodes and all leaves at a tile of samples; with `splits`, their first products before
     pdl: bool = False  # programmatic dependent launch: begin while the last kernel ends, and wait for it then
     # the walk
     round: int = 3  # one by one: levels walked in one round
     warps: int = 8
+    fence: bool = False  # one by one: rows of weights are on their way before the first is used
     tile: int = 16  # grouped: samples that walk together
     top: int = 0  # levels whose nodes all go in one product
     group_k: int = 128  # columns of that product at a time
@@ -54,8 +55,11 @@ def launches(size: Size) -> dict[str, Launch]:
         ways["tiny"] = Launch(tiny=True)
     if _masks(size):
         ways["dense"] = walk_launch(size)._replace(dense=True)
-    if _takes_whole(size) and _whole_bytes(size, _whole(size)) <= size.shared:
-        ways["whole"] = _whole(size)
+    if _takes_whole(size):
+        found = {"whole": _whole(size)}
+        if found["whole"].block * (1 + size.gated) <= 128:  # beyond, the two kernels do the work of a dense layer
+            found["split whole"] = _split_whole(size)
+        ways |= {name: launch for name, launch in found.items() if _whole_bytes(size, launch) <= size.shared}
     # These hold a leaf's hidden layer in one program; the first unrolls its rows, which takes long to compile.
     if size.leaf_width <= 128:
         ways["tiles"] = _tiles(size)
@@ -100,9 +104,20 @@ def _whole(size: Size) -> Launch:
     return launch
 
 
+def _split_whole(size: Size) -> Launch:
+    """The same after a kernel that spreads the first products over the GPU: wide inputs, few tiles."""
+    launch = _whole(size)
+    tile = 16 if size.batch <= 1024 else 32 if size.batch <= 4096 else 64
+    splits = max(1, min(8, size.features // 512, power_of_two(math.ceil(132 * tile / size.batch))))
+    # The second kernel is short: enough programs to fill the GPU twice.
+    span = max(launch.n, -(-size.out * size.batch // (264 * launch.leaf_tile * launch.n)) * launch.n)
+    return launch._replace(splits=splits, product_tile=tile, span=span)
+
+
 def _whole_bytes(size: Size, launch: Launch) -> int:
-    """A bound on the shared memory of that kernel: blocks in flight, and the hidden layer between the products."""
-    first = launch.stages * launch.k * (launch.leaf_tile + launch.block * (1 + size.gated) + max(16, size.leaves))
+    """A bound on the shared memory of these kernels: blocks in flight, and the hidden layer between the products."""
+    tile = launch.product_tile if launch.splits else launch.leaf_tile
+    first = launch.stages * launch.k * (tile + launch.block * (1 + size.gated) + max(16, size.leaves))
     second = launch.block * (launch.out_stages * launch.n + launch.leaf_tile)
     return size.bytes * max(first, second) + 16 * 1024
 
@@ -110,18 +125,25 @@ def _whole_bytes(size: Size, launch: Launch) -> int:
 def _alone(size: Size) -> Launch:
     """One program a sample."""
     few = size.depth <= 8 and size.features < 2048 if size.bytes == 2 else size.batch >= 1024
-    return Launch(warps=4 if few else 8)
+    return Launch(warps=4 if few else 8, fence=_fences(size))
+
+
+def _fences(size: Size) -> bool:
+    """Few samples, wide rows of float32: 11.7 to 5.1 us (4096 -> 512, depth 3, batch 1, H200). Others lose by it."""
+    return size.bytes == 4 and size.features >= 1024 and size.batch <= 64
 
 
 def _spread(size: Size) -> Launch:
     """The leaf of one sample spread over programs."""
     few = size.batch * size.leaf_width <= 1024
-    launch = Launch(spread=True, block=4 if few else 8)
+    launch = Launch(spread=True, block=4 if few else 8, fence=_fences(size))
     if size.batch < 24 or size.batch * size.out <= 2**15:
         return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
+    if size.weight_bytes < size.bytes:  # int8: 31 to 23 us (4096 wide, leaves of 64, depth 8, batch 64, H200)
+        launch = launch._replace(block=2, fence=True)
     # Beyond this many columns, sums and weights of 16 rows leave the registers.
-    n = min(2048 // size.bytes, power_of_two(size.out))
-    return launch._replace(n=n, out_k=min(16, power_of_two(size.leaf_width)))
+    n = min(2048 // size.weight_bytes, power_of_two(size.out))
+    return launch._replace(n=n, out_k=min(32 if size.weight_bytes == 1 else 16, power_of_two(size.leaf_width)))
 
 
 def _grouped(size: Size) -> Launch:

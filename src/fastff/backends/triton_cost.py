@@ -46,7 +46,7 @@ def quantities(size: Size, way: str, launch: Launch) -> dict[str, float]:
     row, out_row = size.features * size.bytes, size.out * size.bytes
     found = {"call": 1.0} | (_walk(size, launch, row) if size.walks and size.depth else {})
     found["memory_mb"] = 1e-6 * (size.used_leaves * size.leaf_bytes + size.batch * (row + out_row))
-    if way == "whole":
+    if launch.whole:
         return {"call": 1.0, "memory_mb": found["memory_mb"]} | _whole(size, launch, row, out_row)
     if way == "dense":
         numbers = size.leaves * size.leaf_numbers
@@ -80,14 +80,20 @@ def quantities(size: Size, way: str, launch: Launch) -> dict[str, float]:
 
 def _whole(size: Size, launch: Launch, row: int, out_row: int) -> dict[str, float]:
     """A program reads its tile and the first matrices piece after piece, then its part of the second one."""
-    programs, parts = -(-size.batch // launch.leaf_tile), -(-size.out // launch.span)
-    waves = max(1, programs * parts / 132)
-    first = (size.leaves * (size.leaf_width * (1 + size.gated) + 1) + launch.leaf_tile) * row
+    tiles, parts = -(-size.batch // launch.leaf_tile), -(-size.out // launch.span)
+    waves = max(1, tiles * parts / 132)
+    columns = size.leaves * (size.leaf_width * (1 + size.gated) + 1)
+    first_waves, first, added = waves, 1.0 * (columns + launch.leaf_tile) * row, 0.0
+    if launch.splits:
+        first_waves = max(1, -(-size.batch // launch.product_tile) * launch.splits / 132)
+        first = (columns + launch.product_tile) * row / launch.splits
+        added = launch.splits * launch.leaf_tile * columns * 4.0
     second = size.leaves * size.leaf_width * out_row / parts
     return {
-        "program_kb": 1e-3 * waves * first,
+        "program_kb": 1e-3 * first_waves * first,
+        "added_kb": 1e-3 * waves * added,
         "out_kb": 1e-3 * waves * second,
-        "odd_kb": 1e-3 * waves * (_odd(row) * first + _odd(out_row) * second),
+        "odd_kb": 1e-3 * (_odd(row) * first_waves * first + _odd(out_row) * waves * second),
     }
 
 
@@ -117,55 +123,59 @@ def _walk(size: Size, launch: Launch, row: int) -> dict[str, float]:
 # fmt: off
 CONSTANTS: dict[tuple[str, int], dict[str, float]] = {
     ("alone", 2): {
-        "call": 2.07, "memory_mb": 0.245, "nodes_mb": 0.182, "odd_kb": 0.0106, "odd_mb": 0.27, "program_kb": 0.0489,
-        "reread_mb": 0.0801, "round_kb": 0.0946, "rounds": 0.659,
+        "call": 1.63, "memory_mb": 0.231, "nodes_mb": 0.2, "odd_kb": 0.0327, "odd_mb": 0.199, "program_kb": 0.0497,
+        "reread_mb": 0.146, "round_kb": 0.0028, "rounds": 0.929,
     },
     ("alone", 4): {
-        "call": 0.718, "memory_mb": 0.264, "nodes_mb": 0.0754, "odd_kb": 0.00605, "odd_mb": 0.0936, "program_kb":
-        0.0273, "reread_mb": 0.0794, "round_kb": 0.2, "rounds": 1.16,
+        "call": 0.621, "memory_mb": 0.225, "nodes_mb": 0.0722, "odd_kb": 0.000375, "odd_mb": 0.126, "program_kb":
+        0.0166, "reread_mb": 0.088, "round_kb": 0.108, "rounds": 1.5,
     },
     ("dense", 2): {
-        "call": 20.3, "gflop": 0.641, "hidden_mb": 2.13, "memory_mb": 0.612, "nodes_mb": 0.135, "odd_mb": 2.59,
-        "round_kb": 0.00574, "rounds": 2.21e-05, "splits": 0.278, "top_gflop": 1.82, "top_mb": 1.91e-05, "weights_mb":
-        0.202,
+        "call": 21.3, "gflop": 0.718, "hidden_mb": 1.92, "memory_mb": 0.448, "nodes_mb": 0.00382, "odd_mb": 2.59,
+        "round_kb": 0.0042, "rounds": 1.82e-05, "splits": 0.158, "top_gflop": 6.22, "top_mb": 0.00782, "weights_mb":
+        0.197,
+    },
+    ("split whole", 2): {
+        "added_kb": 0.134, "call": 6.25, "memory_mb": 0.955, "odd_kb": 0.00377, "out_kb": 0.057, "program_kb":
+        0.000254,
     },
     ("spread", 2): {
-        "call": 3, "memory_mb": 0.271, "nodes_mb": 0.249, "odd_kb": 0.0358, "odd_mb": 0.151, "program_kb": 1.74e-06,
-        "reread_mb": 0.154, "round_kb": 0.104, "rounds": 1.39,
+        "call": 3.73, "memory_mb": 0.237, "nodes_mb": 0.137, "odd_kb": 0.00787, "odd_mb": 0.111, "program_kb":
+        1.65e-06, "reread_mb": 0.257, "round_kb": 0.209, "rounds": 0.685,
     },
     ("spread", 4): {
-        "call": 4.69, "memory_mb": 0.199, "nodes_mb": 0.375, "odd_mb": 0.0741, "reread_mb": 0.097, "round_kb": 0.346,
-        "rounds": 0.2,
+        "call": 4.71, "memory_mb": 0.183, "nodes_mb": 0.337, "odd_kb": 0.000644, "odd_mb": 0.0861, "reread_mb":
+        0.0922, "round_kb": 0.456, "rounds": 0.0514,
     },
     ("spread tiles", 2): {
-        "call": 9.67, "gflop": 1.53, "memory_mb": 0.203, "nodes_mb": 0.0134, "odd_kb": 0.108, "odd_mb": 0.723,
-        "program_kb": 0.00187, "reread_mb": 0.0037, "round_kb": 1.06, "rounds": 3.72, "splits": 0.001, "tile_kb":
-        0.0929, "tiles": 14, "top_gflop": 4.25, "top_mb": 2.52,
+        "call": 9.94, "gflop": 1.59, "memory_mb": 0.208, "nodes_mb": 0.0687, "odd_kb": 0.0139, "odd_mb": 0.65,
+        "program_kb": 0.000242, "reread_mb": 0.000724, "round_kb": 0.932, "rounds": 2.44, "splits": 0.000103,
+        "tile_kb": 0.0725, "tiles": 27.1, "top_gflop": 6, "top_mb": 2.23,
     },
     ("spread tiles", 4): {
-        "call": 3.41, "gflop": 0.602, "memory_mb": 0.183, "nodes_mb": 0.00245, "odd_kb": 0.0125, "odd_mb": 0.209,
-        "reread_mb": 0.811, "round_kb": 0.52, "rounds": 1.91, "tile_kb": 0.424, "tiles": 14.1,
+        "call": 3.78, "gflop": 0.248, "memory_mb": 0.105, "nodes_mb": 0.000401, "odd_kb": 0.0172, "odd_mb": 0.243,
+        "reread_mb": 0.792, "round_kb": 0.588, "rounds": 1.98, "tile_kb": 0.377, "tiles": 18.7,
     },
     ("tiles", 2): {
-        "call": 7.49, "gflop": 6.31, "memory_mb": 0.0172, "nodes_mb": 0.482, "odd_kb": 0.0652, "odd_mb": 0.474,
-        "program_kb": 0.0113, "round_kb": 1.02, "rounds": 1.14, "splits": 0.000101, "tile_kb": 0.0347, "tiles": 0.0631,
-        "top_gflop": 0.00535, "top_mb": 2.27,
+        "call": 4.74, "gflop": 3.18, "memory_mb": 0.105, "nodes_mb": 0.0552, "odd_kb": 0.0661, "odd_mb": 0.337,
+        "program_kb": 0.0155, "reread_mb": 1.04e-06, "round_kb": 0.875, "rounds": 1.34, "splits": 0.000495,
+        "tile_kb": 0.0791, "tiles": 0.154, "top_gflop": 8.55e-06, "top_mb": 1.98,
     },
     ("tiles", 4): {
-        "call": 7.86, "gflop": 23.9, "memory_mb": 0.000544, "nodes_mb": 0.0619, "odd_kb": 0.0198, "odd_mb": 0.298,
-        "program_kb": 0.00609, "reread_mb": 0.0659, "round_kb": 0.174, "rounds": 0.000111, "tile_kb": 0.223, "tiles":
-        8.85,
+        "call": 8.05, "gflop": 2.13, "memory_mb": 0.0425, "nodes_mb": 0.319, "odd_kb": 0.00384, "odd_mb": 0.29,
+        "program_kb": 0.00123, "reread_mb": 0.242, "round_kb": 0.0554, "rounds": 3.12e-05, "tile_kb": 0.216,
+        "tiles": 25,
     },
     ("tiny", 2): {
-        "call": 1.1, "memory_mb": 0.122, "nodes_mb": 0.112, "odd_kb": 0.844, "odd_mb": 0.196, "program_kb": 0.00215,
-        "reread_mb": 4.83e-06, "round_kb": 0.856, "rounds": 0.975,
+        "call": 0.0542, "memory_mb": 0.00969, "nodes_mb": 0.0553, "odd_kb": 0.553, "odd_mb": 0.162, "program_kb":
+        0.265, "reread_mb": 0.0648, "round_kb": 0.303, "rounds": 1.5,
     },
     ("tiny", 4): {
-        "call": 1.75, "memory_mb": 0.116, "nodes_mb": 5.94e-05, "odd_kb": 0.855, "odd_mb": 0.0976, "program_kb": 0.074,
-        "reread_mb": 2.08e-06, "round_kb": 0.538, "rounds": 0.0194,
+        "call": 1.89, "memory_mb": 0.0796, "nodes_mb": 2e-05, "odd_kb": 0.901, "odd_mb": 0.0959, "program_kb":
+        0.0775, "reread_mb": 1.91e-06, "round_kb": 0.52, "rounds": 0.0312,
     },
     ("whole", 2): {
-        "call": 3.01, "memory_mb": 0.0056, "odd_kb": 0.0659, "out_kb": 0.342, "program_kb": 0.00683,
+        "call": 3.01, "memory_mb": 0.0239, "odd_kb": 0.03, "out_kb": 0.264, "program_kb": 0.0366,
     },
 }
 # fmt: on

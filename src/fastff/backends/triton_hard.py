@@ -18,6 +18,7 @@ from .reference import input_pairs
 from .request import Request
 from .triton_arguments import (
     depth_of,
+    fence_options,
     fits,
     function_name,
     launch_options,
@@ -50,7 +51,8 @@ def _words(size: Size, launch: Launch) -> str:
     if launch.dense:
         return "dense: runs all leaves and masks the unvisited ones"
     if launch.whole:
-        return "tiles of samples go through the nodes and all leaves in one kernel, which masks the unvisited ones"
+        how = ", after their first products were spread over the GPU" if launch.splits else " in one kernel"
+        return f"tiles of samples go through the nodes and all leaves{how}; unvisited leaves are masked"
     if not launch.grouped:
         if launch.spread:
             return "the leaf of each sample is spread over many programs"
@@ -152,11 +154,12 @@ def _masked(x: Tensor, leaf: Tensor, tree: Tree | None, leaves: Leaves, activati
 
 
 def _whole(x: Tensor, leaf: Tensor, tree: Tree, leaves: Leaves, activation: str, launch: Launch) -> Tensor:
-    """Nodes and all leaves in one kernel."""
+    """Nodes and all leaves at a tile of samples."""
     from .triton_whole_kernels import whole_layer
 
     features, out = x.shape[1], leaves.out_weight.shape[-1]
     y = x.new_empty(len(x), out)
+    parts = _first_products(x, tree, leaves, launch) if launch.splits else x
     k = min(launch.k, max(16, power_of_two(features)))
     options = leaf_options(leaves, activation)
     del options["INT8"]
@@ -164,12 +167,33 @@ def _whole(x: Tensor, leaf: Tensor, tree: Tree, leaves: Leaves, activation: str,
     weights = [x if t is None else t for t in (*first, leaves.out_weight, leaves.out_bias)]
     launch_kernel(
         whole_layer, (-(-len(x) // launch.leaf_tile), -(-out // launch.span)),
-        x, tree.weight, tree.bias, *weights, leaf, y, len(x), launch.span,
+        x, parts, tree.weight, tree.bias, *weights, leaf, y, len(x), launch.span,
         IN=features, OUT=out, DEPTH=depth_of(tree), L=leaves.out_weight.shape[1], **options, BM=launch.leaf_tile,
-        BL=launch.block, BK=k, BN=launch.n, EVEN=features % k == 0, STAGES=launch.stages,
+        BL=launch.block, BK=k, BN=launch.n, EVEN=features % k == 0, SPLITS=launch.splits, STAGES=launch.stages,
         OUT_STAGES=launch.out_stages, **launch_options(launch, launch.leaf_warps),
     )  # fmt: skip
     return y
+
+
+def _first_products(x: Tensor, tree: Tree, leaves: Leaves, launch: Launch) -> Tensor:
+    """Parts of the logits of all nodes, and of the hidden neurons and gates of all leaves before their activation."""
+    from .triton_whole_kernels import first_products
+
+    batch, features = x.shape
+    gates = leaves.gate_weight
+    columns, neurons = max(16, len(tree.weight) + 1), leaves.in_weight.shape[0] * leaves.in_weight.shape[1]
+    k = min(launch.k, max(16, power_of_two(features)))
+    span = -(-features // (launch.splits * k)) * k
+    row = columns + launch.block * (1 if gates is None else 2)
+    parts = torch.empty(launch.splits, batch, row, dtype=torch.float32, device=x.device)
+    launch_kernel(
+        first_products, (-(-batch // launch.product_tile), launch.splits),
+        x, tree.weight, leaves.in_weight, x if gates is None else gates, parts, batch, span,
+        IN=features, NODES=len(tree.weight), NEURONS=neurons, COLUMNS=columns, BL=launch.block, GATED=gates is not None,
+        BM=launch.product_tile, BK=k, EVEN=features % k == 0, STAGES=launch.stages,
+        **launch_options(launch, launch.leaf_warps),
+    )  # fmt: skip
+    return parts
 
 
 def _descend(
@@ -190,7 +214,7 @@ def _descend(
         N=node_width(tree), **leaf_options(leaves, activation), ROUTE=tree is not None, VISIT=leaves is not None,
         ROUND=rounds, BL=width, BLOCK=block, BN=min(1024, power_of_two(y.shape[1])),
         KEPT_NODE=fits(x, (1 << rounds) * features, launch.warps), KEPT=fits(x, width * features, launch.warps),
-        WARPS=launch.warps,
+        **fence_options(x, launch), WARPS=launch.warps,
         # On a full GPU, programs that wait take the place of others.
         EARLY=len(x) <= 128, **launch_options(launch, launch.warps),
     )  # fmt: skip
@@ -217,7 +241,8 @@ def _spread_samples(
         sample_hidden, (batch, -(-width // launch.block)),
         x, *weights[:6], weights[8], leaf, hidden, width,
         IN=features, **options, BL=launch.block, BLOCK=512 // x.element_size(),
-        KEPT=fits(leaves.in_weight, launch.block * power_of_two(features), warps), WARPS=warps,
+        KEPT=fits(leaves.in_weight, launch.block * power_of_two(features), warps), **fence_options(x, launch),
+        WARPS=warps,
         **launch_options(launch, warps),
     )  # fmt: skip
     launch_kernel(

@@ -27,7 +27,7 @@ def descend(
     GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr, OUT_BIAS: tl.constexpr, INT8: tl.constexpr,
     ROUTE: tl.constexpr, VISIT: tl.constexpr, ROUND: tl.constexpr, BL: tl.constexpr,
     BLOCK: tl.constexpr, BN: tl.constexpr, KEPT_NODE: tl.constexpr, KEPT: tl.constexpr, WARPS: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr,
+    FENCE: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One sample: its leaf, walked to or read, and the leaf's output."""
     wait(PDL)
@@ -41,12 +41,12 @@ def descend(
         # Rounds are unrolled where that is short: 128 blocks took Triton a minute to compile, one round of them 2 s.
         if (DEPTH // ROUND) * IN <= 32 * BLOCK:
             for _ in tl.static_range(DEPTH // ROUND):
-                node = walk_round(x_ptr, node, nodes, ROUND, IN, N, ACT, BLOCK, KEPT_NODE, WARPS)
+                node = walk_round(x_ptr, node, nodes, ROUND, IN, N, ACT, BLOCK, KEPT_NODE, FENCE, LATE, WARPS)
         else:
             for _ in tl.range(DEPTH // ROUND, num_stages=1):
-                node = walk_round(x_ptr, node, nodes, ROUND, IN, N, ACT, BLOCK, KEPT_NODE, WARPS)
+                node = walk_round(x_ptr, node, nodes, ROUND, IN, N, ACT, BLOCK, KEPT_NODE, FENCE, LATE, WARPS)
         if DEPTH % ROUND > 0:
-            node = walk_round(x_ptr, node, nodes, DEPTH % ROUND, IN, N, ACT, BLOCK, KEPT_NODE, WARPS)
+            node = walk_round(x_ptr, node, nodes, DEPTH % ROUND, IN, N, ACT, BLOCK, KEPT_NODE, FENCE, LATE, WARPS)
         leaf = node - ((1 << DEPTH) - 1)
         tl.store(leaf_ptr + row, leaf.to(leaf_ptr.dtype.element_ty))
     else:
@@ -56,15 +56,15 @@ def descend(
         j = row_numbers(BL, WARPS)
         one = tl.zeros((WARPS, 1), tl.int32)
         x = ()
-        if KEPT:
+        if KEPT and not LATE:
             x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "", "")
-        hidden = row_products(x, x_ptr, one, in_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "", "")
+        hidden = row_products(x, x_ptr, one, in_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "", "", FENCE, LATE)
         if INT8:
             hidden *= tl.load(in_scale + leaf * L + j, j < L, 0.0).to(tl.float32)
         if IN_BIAS:
             hidden += tl.load(in_bias + leaf * L + j, j < L, 0.0).to(tl.float32)
         if GATED:
-            gate = row_products(x, x_ptr, one, gate_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "", "")
+            gate = row_products(x, x_ptr, one, gate_weight, leaf * L + j, j < L, IN, BLOCK, KEPT, "", "", FENCE, LATE)
             if INT8:
                 gate *= tl.load(gate_scale + leaf * L + j, j < L, 0.0).to(tl.float32)
             if GATE_BIAS:
@@ -99,8 +99,8 @@ def descend(
 def sample_hidden(
     x_ptr, in_weight, in_bias, in_scale, gate_weight, gate_bias, gate_scale, out_scale, leaf_ptr, hidden_ptr, width,
     IN: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, IN_BIAS: tl.constexpr, GATE_BIAS: tl.constexpr,
-    INT8: tl.constexpr, BL: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, WARPS: tl.constexpr,
-    PDL: tl.constexpr,
+    INT8: tl.constexpr, BL: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, FENCE: tl.constexpr,
+    LATE: tl.constexpr, WARPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some hidden neurons of the leaf of one sample."""
     wait_in_turn(PDL)
@@ -112,15 +112,15 @@ def sample_hidden(
     real = j < width
     one = tl.zeros((WARPS, 1), tl.int32)
     x = ()
-    if KEPT:
+    if KEPT and not LATE:
         x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "", "")
-    hidden = row_products(x, x_ptr, one, in_weight, neuron, real, IN, BLOCK, KEPT, "", "")
+    hidden = row_products(x, x_ptr, one, in_weight, neuron, real, IN, BLOCK, KEPT, "", "", FENCE, LATE)
     if INT8:
         hidden *= tl.load(in_scale + neuron, real, 0.0).to(tl.float32)
     if IN_BIAS:
         hidden += tl.load(in_bias + neuron, real, 0.0).to(tl.float32)
     if GATED:
-        gate = row_products(x, x_ptr, one, gate_weight, neuron, real, IN, BLOCK, KEPT, "", "")
+        gate = row_products(x, x_ptr, one, gate_weight, neuron, real, IN, BLOCK, KEPT, "", "", FENCE, LATE)
         if INT8:
             gate *= tl.load(gate_scale + neuron, real, 0.0).to(tl.float32)
         if GATE_BIAS:

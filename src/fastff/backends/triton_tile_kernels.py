@@ -1,7 +1,7 @@
 """Triton kernels of the hard pass for tiny layers: one launch, a tile of samples a program, no atomics.
 
 Such a pass takes a few microseconds, most of them latency. So loads go out together, and few steps wait for others.
-Left alone, ptxas has about eight loads of a thread in flight, to save registers: `_sent` makes it send all of them.
+Left alone, ptxas has about eight loads of a thread in flight, to save registers: `sent` makes it send all of them.
 
 `tile_rows`: a few lanes share a sample and keep its input in registers, block after block of columns. A row of weights
 is read the same way, so that a product is a few FMAs and three shuffles. Each sample reads the nodes on its way and the
@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .triton_activations import act
+from .triton_walk_kernels import sent
 
 
 @triton.jit
@@ -58,26 +59,6 @@ def _rows(ptr, row, valid, WIDTH: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def _sent(batch, FENCE: tl.constexpr):
-    """Zero, but no compiler knows it; to be had when all loads before this call were sent.
-
-    A load does not move below a barrier, and a sum that starts from this zero does not move above it.
-    """
-    zero = 0.0
-    if FENCE:  # not in the interpreter, which has no assembler
-        zero = tl.inline_asm_elementwise(
-            """{
-            .reg .pred given, found;
-            setp.lt.s32 given, $1, 0;
-            bar.red.or.pred found, 0, given;
-            selp.f32 $0, 0f3F800000, 0f00000000, found;
-            }""",
-            "=f,r", [batch], dtype=tl.float32, is_pure=False, pack=1,
-        )  # fmt: skip
-    return zero
-
-
-@triton.jit
 def _product(x, w, zero, WIDTH: tl.constexpr, COLS: tl.constexpr):
     """The scalar product of each row of x with its row of w, or with the one row of w."""
     total = x[0].to(tl.float32) * w[0].to(tl.float32) + zero
@@ -102,7 +83,7 @@ def _levels(
             below = ((node + 1) << m) + (q - 1)
             rows = rows + (_rows(weight, below, valid, IN, COLS),)  # noqa: RUF005
             biases = biases + (tl.load(bias + below, valid, 0.0),)  # noqa: RUF005
-    zero = _sent(batch, FENCE)
+    zero = sent(batch, FENCE)
     bits = 0
     for i in tl.static_range((1 << LEVELS) - 1):
         z = _product(x, rows[i], zero, IN, COLS) + biases[i].to(tl.float32)
@@ -170,7 +151,7 @@ def tile_rows(
             if GATED:
                 w_gate = w_gate + (_neuron(gate_weight, gate_bias, row, real, IN, COLS, GATE_BIAS),)  # noqa: RUF005
             w_out = w_out + (_rows(out_weight, row, real, OUT, OUT_COLS),)  # noqa: RUF005
-        zero = _sent(batch, FENCE)
+        zero = sent(batch, FENCE)
         for i in tl.static_range(min(GROUP, L - begin)):
             hidden = _product(x, w_in[i][0], zero, IN, COLS) + w_in[i][1].to(tl.float32)
             if GATED:
@@ -222,7 +203,7 @@ def tile_leaf(
     w_out = _matrix(out_weight, row, j < L, OUT, BN)
     leaf = _walk(x, real, weight, bias, batch, DEPTH, TOP, ROUND, IN, COLS, FENCE)
     if FENCE:  # or a matrix moves to shared memory, and all wait for it, before the next one is asked for
-        zero = _sent(batch, FENCE).to(x_ptr.dtype.element_ty)
+        zero = sent(batch, FENCE).to(x_ptr.dtype.element_ty)
         x_tile += zero
         w_in += zero
     hidden = tl.dot(x_tile, tl.trans(w_in), input_precision="ieee")

@@ -46,6 +46,27 @@ def wait_in_turn(PDL: tl.constexpr):
 
 
 @triton.jit
+def sent(number, FENCE: tl.constexpr):
+    """Zero, but no compiler knows it; to be had when all loads before this call were sent. `number` is not negative.
+
+    Left alone, ptxas has about eight loads of a thread in flight, to save registers.
+    A load does not move below a barrier, and a sum that starts from this zero does not move above it.
+    """
+    zero = 0.0
+    if FENCE:  # not in the interpreter, which has no assembler
+        zero = tl.inline_asm_elementwise(
+            """{
+            .reg .pred given, found;
+            setp.lt.s32 given, $1, 0;
+            bar.red.or.pred found, 0, given;
+            selp.f32 $0, 0f3F800000, 0f00000000, found;
+            }""",
+            "=f,r", [number], dtype=tl.float32, is_pure=False, pack=1,
+        )  # fmt: skip
+    return zero
+
+
+@triton.jit
 def row_blocks(ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT: tl.constexpr, CACHE: tl.constexpr):
     """Some rows of a matrix with WIDTH columns, as a tuple of blocks (..., BLOCK), all on their way at once."""
     k = tl.arange(0, BLOCK)
@@ -61,12 +82,18 @@ def row_blocks(ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EVICT
 @triton.jit
 def row_products(
     x, x_ptr, x_rows, w_ptr, rows, valid, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr,
-    EVICT: tl.constexpr, CACHE: tl.constexpr,
+    EVICT: tl.constexpr, CACHE: tl.constexpr, FENCE: tl.constexpr = False, LATE: tl.constexpr = False,
 ):  # fmt: skip
-    """The scalar products of rows of x, KEPT as blocks in x or read from x_ptr, with rows of w."""
+    """The scalar products of rows of x, KEPT as blocks in x or read from x_ptr, with rows of w.
+
+    FENCE: all rows of w are on their way before the first is used. LATE: x is read then, since registers hold no more.
+    """
     if KEPT:
         w = row_blocks(w_ptr, rows, valid, WIDTH, BLOCK, EVICT, CACHE)
-        total = x[0].to(tl.float32) * w[0].to(tl.float32)
+        zero = sent(tl.program_id(0), FENCE)
+        if LATE:
+            x = row_blocks(x_ptr, x_rows, x_rows >= 0, WIDTH, BLOCK, "", CACHE)
+        total = x[0].to(tl.float32) * w[0].to(tl.float32) + zero
         for at in tl.static_range(BLOCK, WIDTH, BLOCK):
             total += x[at // BLOCK].to(tl.float32) * w[at // BLOCK].to(tl.float32)
     else:
@@ -86,14 +113,14 @@ def row_products(
 @triton.jit
 def node_logits(
     x, x_ptr, x_rows, node, valid, nodes, IN: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr,
-    KEPT: tl.constexpr, CACHE: tl.constexpr,
+    KEPT: tl.constexpr, CACHE: tl.constexpr, FENCE: tl.constexpr = False, LATE: tl.constexpr = False,
 ):  # fmt: skip
     """The logit of a node in each row, at the input in that row. Nodes are used often and should stay cached."""
     weight, bias, out_weight, out_bias = nodes
     EVICT: tl.constexpr = "evict_last" if CACHE == "" else ""  # there is no instruction with both
     z = tl.zeros(node.shape, tl.float32)
     for q in tl.static_range(N):
-        hidden = row_products(x, x_ptr, x_rows, weight, node * N + q, valid, IN, BLOCK, KEPT, EVICT, CACHE)
+        hidden = row_products(x, x_ptr, x_rows, weight, node * N + q, valid, IN, BLOCK, KEPT, EVICT, CACHE, FENCE, LATE)
         hidden += tl.load(bias + node * N + q, valid, 0.0, cache_modifier=CACHE).to(tl.float32)
         if N == 1:
             z = hidden
@@ -114,7 +141,7 @@ def row_numbers(ROWS: tl.constexpr, WARPS: tl.constexpr):
 @triton.jit
 def walk_round(
     x_ptr, node, nodes, LEVELS: tl.constexpr, IN: tl.constexpr, N: tl.constexpr, ACT: tl.constexpr,
-    BLOCK: tl.constexpr, KEPT: tl.constexpr, WARPS: tl.constexpr,
+    BLOCK: tl.constexpr, KEPT: tl.constexpr, FENCE: tl.constexpr, LATE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """LEVELS further down from a node: the whole subtree's logits at once, as the bits of an integer."""
     WIDE: tl.constexpr = min(WARPS, 1 << LEVELS)
@@ -126,9 +153,9 @@ def walk_round(
     valid = i < (1 << LEVELS) - 1
     one = tl.zeros((WIDE, 1), tl.int32)
     x = ()
-    if KEPT:
+    if KEPT and not LATE:
         x = row_blocks(x_ptr, one, one == 0, IN, BLOCK, "", "")
-    z = node_logits(x, x_ptr, one, below, valid, nodes, IN, N, ACT, BLOCK, KEPT, "")
+    z = node_logits(x, x_ptr, one, below, valid, nodes, IN, N, ACT, BLOCK, KEPT, "", FENCE, LATE)
     bits = tl.sum(tl.sum(((z >= 0) & valid).to(tl.int32) << i, 1), 0)
     at = node * 0
     for _ in tl.static_range(LEVELS):
@@ -157,15 +184,16 @@ def walk_down(z, LEVELS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def read_logits(z_ptr, bias, sample, real, batch, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr):
-    """The logits (samples, COLUMNS) that `node_products` left in SPLITS parts."""
-    i = tl.arange(0, COLUMNS)
-    inside = i < (1 << LEVELS) - 1
-    z = tl.zeros((sample.shape[0], COLUMNS), tl.float32)
+def read_parts(
+    part_ptr, sample, real, batch, FIRST: tl.constexpr, COLUMNS: tl.constexpr, ROW: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """The sums (samples, COLUMNS) of SPLITS parts, each (batch, ROW), from column FIRST on."""
+    i = FIRST + tl.arange(0, COLUMNS)
+    total = tl.zeros((sample.shape[0], COLUMNS), tl.float32)
     for split in tl.static_range(SPLITS):
-        row = z_ptr + (sample.to(tl.int64) + split * batch)[:, None] * COLUMNS
-        z += tl.load(row + i[None, :], real[:, None] & inside[None, :], 0.0, cache_modifier=".cg")
-    return z + tl.load(bias + i, inside, 0.0).to(tl.float32)[None, :]
+        row = part_ptr + (sample.to(tl.int64) + split * batch)[:, None] * ROW
+        total += tl.load(row + i[None, :], real[:, None], 0.0, cache_modifier=".cg")
+    return total
 
 
 @triton.jit
@@ -239,7 +267,9 @@ def group(
         node = t * 0
         COLUMNS: tl.constexpr = max(16, 1 << TOP)
         if SPLITS > 0:
-            z = read_logits(z_ptr, bias, sample, real, batch, TOP, COLUMNS, SPLITS)
+            z = read_parts(z_ptr, sample, real, batch, 0, COLUMNS, COLUMNS, SPLITS)
+            i = tl.arange(0, COLUMNS)
+            z += tl.load(bias + i, i < (1 << TOP) - 1, 0.0).to(tl.float32)[None, :]
             node = walk_down(z, TOP, COLUMNS)
         elif TOP > 0:
             x_row = x_ptr + sample.to(tl.int64)[:, None] * IN
