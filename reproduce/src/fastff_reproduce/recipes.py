@@ -71,8 +71,8 @@ LEVELS = (
     dataclasses.replace(TABLE3, hardening=10.0),
     dataclasses.replace(TABLE3, frozen=True, decision="straight_through", final_temperature=100.0),
 )
-# Ours for Table 3. A dense transformer trains first, on mixed images: it takes long to overfit them. Trees fitted to its
-# blocks then learn its answers to images that are mixed in the same way. The settings of trees are still to be chosen.
+# Ours for Table 3. A dense transformer trains first, on mixed images: it takes long to overfit them. Trees fitted to
+# its blocks then learn its answers to images that are mixed in the same way. Their settings are still to be chosen.
 VIT = Settings(
     rate=1e-3,
     warmup=5,
