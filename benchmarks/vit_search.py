@@ -98,7 +98,7 @@ def run(case: Case, teacher: Path, device: str, root: Path | None, seconds: floa
     return result, machine(device)
 
 
-def as_row(result: Result, machine: str) -> dict[str, object]:
+def as_row(result: Result, machine: str, commit: str) -> dict[str, object]:
     """The columns of results/search.csv."""
     case = result.case
     row: dict[str, object] = {
@@ -108,7 +108,7 @@ def as_row(result: Result, machine: str) -> dict[str, object]:
     row |= {"validation": round(max(result.history["validation"]), 3), "G_A": result.G_A, "M_A": "", "ETT": result.ETT}
     row |= {"soft_hard_gap": result.soft_hard_gap, "smallest_share": result.smallest_share}
     row |= {"inference_size": result.inference_size, "epochs": result.epochs}
-    return row | {"machine": machine, "commit": checkout()}
+    return row | {"machine": machine, "commit": commit}
 
 
 def show(changes: Changes) -> str:
@@ -154,7 +154,7 @@ def search(chosen: Sequence[Trial], options: argparse.Namespace) -> int:
                 continue
             print(line(trial, result), flush=True)
             if options.output is not None:
-                csv_rows.append(options.output, [as_row(result, where)])
+                csv_rows.append(options.output, [as_row(result, where, options.commit or checkout())])
     return failed
 
 
@@ -179,6 +179,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device to train on")
     parser.add_argument("--data", type=Path, help="folder of the data sets; also FASTFF_DATA")
     parser.add_argument("--output", type=Path, help="CSV file to append rows to")
+    parser.add_argument("--commit", default="", help="of the checkout, if git cannot say")
     parser.add_argument("--list", action="store_true", help="print the trials and train nothing")
     options = parser.parse_args(words)
     if wrong := [cause for cause in options.causes if cause not in CAUSES]:

@@ -1,15 +1,17 @@
 """Dense transformers that teach those with trees."""
 
 import dataclasses
+import shutil
 from functools import partial
 
 import pytest
 import torch
 
-from fastff_reproduce import teacher, trainer
+from fastff_reproduce import engine, teacher, trainer
 from fastff_reproduce.loop import Training
 from fastff_reproduce.runs import Case
 from fastff_reproduce.settings import Settings
+from fastff_reproduce.store import Store, about
 from fastff_reproduce.teacher import Teachers
 
 TAUGHT = Settings(batch=64, epochs=6, rate=1e-2, augment=1.0, noise=0.0, teacher_share=1.0)
@@ -96,6 +98,29 @@ def test_a_dense_twin_is_trained_once(stripes, monkeypatch, tmp_path):
     again = run(taught(settings=settings), checkpoint=tmp_path / "c" / "a.pt")
     for results in (alone, again):
         assert [(one.G_A, one.ETT, one.history) for one in results] == [(o.G_A, o.ETT, o.history) for o in first]
+
+
+@pytest.mark.slow
+def test_a_store_and_its_checkpoints_can_be_carried_elsewhere(stripes, monkeypatch, tmp_path):
+    """Dense twins trained in one place teach trees of all leaf widths in another."""
+    settings, trained = dataclasses.replace(TAUGHT, epochs=1), []
+
+    def run(folder, cases):
+        with Store(tmp_path / folder / "store.sqlite") as store:
+            engine.run(cases, store, device="cpu", root=None, about=about("cpu"), ensemble=1, progress=False)
+
+    (tmp_path / "here").mkdir()
+    run("here", twins(settings))
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    init = Training.__init__
+
+    def count(self, cases, *args):
+        trained.append((cases[0].model, cases[0].leaf_width, cases[0].seed))
+        init(self, cases, *args)
+
+    monkeypatch.setattr(Training, "__init__", count)
+    run("there", [*taught(settings=settings), *taught(leaf=2, depth=3, settings=settings)])
+    assert sorted(trained) == [("ViT-FFF", leaf, seed) for leaf in (2, 4) for seed in (0, 1)]
 
 
 def test_a_taught_tree_may_be_frozen(stripes):

@@ -65,7 +65,7 @@ def shift(x: Tensor, most: float, generator: torch.Generator | None = None) -> T
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
     place = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]  # (n, h, w)
     moved = x.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, x.shape[1], -1)).view_as(x)
-    return torch.where(inside[:, None], moved, 0)
+    return moved.masked_fill(~inside[:, None], 0.0)
 
 
 def _moved(size: int, most: int, drawn: Tensor) -> Tensor:

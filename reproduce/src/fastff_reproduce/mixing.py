@@ -34,16 +34,10 @@ def own_shares(
     drawn = torch.rand(5, *shape, 1, 1, device=device, generator=generator)
     cut, blended, u = drawn[0] < cutmix, drawn[1] < mixup, drawn[2]
     half = (1 - u).sqrt() / 2
-    inside = torch.ones((), dtype=torch.bool, device=device)
-    for centre, places in zip(drawn[3:], _centres(size, device), strict=True):
-        inside = inside & ((places - centre).abs() < half)
-    return torch.where(cut, (~inside).float(), torch.where(blended, u, 1.0))
-
-
-def _centres(size: tuple[int, int], device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """The centres of the pixels from 0 to 1: by row (height, 1) and by column (1, width)."""
-    height, width = ((torch.arange(n, device=device) + 0.5) / n for n in size)
-    return height[:, None], width
+    rows, columns = ((torch.arange(n, device=device) + 0.5) / n for n in size)  # centres of pixels, from 0 to 1
+    around = ((rows[:, None] - drawn[3]).abs() >= half) | ((columns - drawn[4]).abs() >= half)
+    # Not where(blended, u, 1.0): torch copies such a number to the device, and a CUDA graph cannot record that.
+    return torch.where(cut, around.float(), u.masked_fill(~blended, 1.0))
 
 
 def mix(images: Tensor, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,4 +50,4 @@ def mix(images: Tensor, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
 def probabilities(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
     """Labels as class probabilities (..., classes). A share `smoothing` is spread evenly over all classes."""
     hit = labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)
-    return torch.where(hit, 1 - smoothing + smoothing / classes, smoothing / classes)
+    return hit.float() * (1 - smoothing) + smoothing / classes
