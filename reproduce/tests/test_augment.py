@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fastff_reproduce.augment import augment, warp
+from fastff_reproduce.augment import augment, shift, warp
 
 STILL = {"horizontal": False, "vertical": False, "translate": 0.0, "rotate": 0.0, "scale": 0.0}
 
@@ -180,24 +180,54 @@ def test_a_factor_of_nothing_is_refused():
         augment(images(), scale=1.0)
 
 
+@pytest.mark.parametrize("size", [(8, 8), (5, 24), (1, 3)])
+def test_shifts_move_each_image_by_whole_pixels(size):
+    """Against a loop over images and pixels, with the same draws."""
+    x = images(200, 2, *size)
+    out = shift(x, 0.125, seeded(3))
+    drawn = torch.rand(2, 200, 1, generator=seeded(3))
+    most = [round(0.125 * n) for n in size]
+    steps = [[int(d * (2 * m + 1)) - m for d in some] for m, some in zip(most, drawn.flatten(1).tolist(), strict=True)]
+    for i, (down, right) in enumerate(zip(*steps, strict=True)):
+        expected = torch.zeros_like(x[i])
+        for row in range(size[0]):
+            for column in range(size[1]):
+                if 0 <= row - down < size[0] and 0 <= column - right < size[1]:
+                    expected[:, row, column] = x[i, :, row - down, column - right]
+        assert torch.equal(out[i], expected)
+    for m, some in zip(most, steps, strict=True):
+        assert set(some) == set(range(-m, m + 1))  # all of them happen
+
+
+def test_a_shift_by_nothing_and_an_empty_batch():
+    x = images(7, 3, 9, 9).bfloat16()
+    assert torch.equal(shift(x, 0.0), x)
+    assert torch.equal(shift(x, 0.05), x)  # less than half a pixel
+    assert shift(images(0), 0.1).shape == (0, 3, 32, 32)
+
+
 @pytest.mark.gpu
 def test_a_cuda_graph_holds_it():
     """No wait for the device in it, and each replay draws anew."""
     x = images().cuda()
-    augment(x)  # what is set up once may wait
+
+    def change():
+        return shift(augment(x), 0.2)
+
+    change()  # what is set up once may wait
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        augment(x)
+        change()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = augment(x)
+        out = change()
     torch.cuda.manual_seed(3)
     graph.replay()
     first = out.clone()
     graph.replay()
     assert not torch.equal(first, out)
     torch.cuda.manual_seed(3)
-    torch.testing.assert_close(augment(x), first)
+    torch.testing.assert_close(change(), first)

@@ -51,7 +51,8 @@ def test_offline_it_names_the_other_forms(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         load("cifar10", tmp_path, download=False)
     assert "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz\n" in str(error.value)
-    assert "cifar-10-batches-py, cifar-10-batches-bin, cifar-10-binary.tar.gz\n" in str(error.value)
+    others = "cifar-10-batches-py, cifar-10-batches-bin, cifar-10-binary.tar.gz, train_00.webp to test_labels.npy\n"
+    assert others in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -99,12 +100,14 @@ FACTS = {
     "usps": ((7291, 1, 16, 16), (2007, 1, 16, 16), [1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644]),
     "fashionmnist": ((60000, 1, 28, 28), (10000, 1, 28, 28), [6000] * 10),
     "cifar10": ((50000, 3, 32, 32), (10000, 3, 32, 32), [5000] * 10),
+    "cifar100": ((50000, 3, 32, 32), (10000, 3, 32, 32), [500] * 100),
 }
 FIRST = {
     "mnist": ([5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]),
     "usps": ([6, 5, 4, 7, 3, 6, 3, 1, 0, 1], [9, 6, 3, 6, 6, 0, 0, 0, 6, 9]),
     "fashionmnist": ([9, 0, 0, 3, 0, 2, 7, 2, 5, 5], [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]),
     "cifar10": ([6, 9, 9, 4, 1, 1, 2, 7, 8, 3], [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]),
+    "cifar100": ([19, 29, 0, 11, 1, 86, 90, 28, 23, 31], [49, 33, 72, 51, 71, 92, 15, 14, 23, 0]),
 }
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -41,7 +42,7 @@ class Fake:
         self.bad = ()
         self.diverged = ()  # (model, seed) pairs
 
-    def train(self, cases, *, device, root, checkpoint=None, report=None):
+    def train(self, cases, *, device, root, checkpoint=None, report=None, seconds=math.inf):
         self.parts.append([(case.width, case.seed) for case in cases])
         self.checkpoint = checkpoint
         assert len({case.group for case in cases}) == 1

@@ -54,7 +54,7 @@ def test_experiments_have_the_settings_of_their_rows():
         ("table2", "FF"): table2,
         ("table2", "MoE"): table2,
         ("table2", "FFF"): ("cosine", 0, 0.995, 128, 0, 16),
-        ("table3", "ViT-FF"): ("cosine", 0, 0, 512, 0, 150),
+        ("table3", "ViT-FF"): ("cosine", 0, 0, 512, 0, 600),
         ("table3", "ViT-FFF"): ("cosine", 0, 0, 512, 0, 600),
     }
 
@@ -67,6 +67,20 @@ def test_table2_treats_images_as_what_they_show():
 
     assert with_setting("mirror") == {("cifar10", "fastff")}  # digits are not mirrored
     assert with_setting("by_pixel") == {("cifar10", "fastff"), ("svhn", "fastff")}
+
+
+def test_table3_treats_images_as_what_they_show():
+    made = EXPERIMENTS["table3"].cases(["cifar10", "svhn"], leaf_widths=[8], recipes=["fastff"], seeds=[0])
+    assert {(case.dataset, dict(case.settings)["mirror"]) for case in made} == {("cifar10", True), ("svhn", False)}
+
+
+def test_teachers_see_the_images_that_their_students_see():
+    """All settings of images are the same: a teacher of other images would know less of these."""
+    dense, tree = EXPERIMENTS["table3"].cases(leaf_widths=[8], recipes=["fastff"], seeds=[0])
+    names = ("augment", "mirror", "shift", "cutmix", "mixup", "smoothing", "warmup", "batch", "evaluate_every")
+    first, second = ({name: dict(case.settings)[name] for name in names} for case in (dense, tree))
+    assert first == second
+    assert all(value for name, value in first.items() if name != "augment")
 
 
 def test_a_part_by_model():
@@ -89,7 +103,7 @@ def test_experiment_of_table3():
     ours = [case for case in cases if case.recipe == "fastff"]
     assert {case.settings for case in ours if case.model == "ViT-FFF"} == {VIT.items()}
     own = {
-        "epochs": VIT.epochs // 4,
+        "rate": VIT.teacher_rate,
         "weight_decay": VIT.teacher_decay,
         "teacher_share": 0.0,
         "noise": Settings().noise,
@@ -114,16 +128,19 @@ def test_experiments_in_part():
         ("ViT-FF", 64, 64, 0),
         ("ViT-FFF", 64, 8, 3),
     ]
-    assert [(case.seed, dict(case.settings)["epochs"]) for case in some] == [(7, 2), (7, 5)]
+    assert [(case.seed, dict(case.settings)["epochs"]) for case in some] == [(7, 5), (7, 5)]
     steps = table3.cases(leaf_widths=[8], recipes=["fastff"], seeds=[0], changes={"steps": 1000, "teacher_share": 0.1})
     assert [dict(case.settings)["steps"] for case in steps] == [100, 1000]
     alone = table3.cases(leaf_widths=[8], recipes=["fastff"], seeds=[0], changes={"teacher_share": 0.0})
-    assert {dict(case.settings)["teacher_decay"] for case in alone} == {0.0}  # which would change nothing
+    for name in ("teacher_rate", "teacher_decay"):  # which would change nothing
+        assert {dict(case.settings)[name] for case in alone} == {0.0}
     # By the paper's recipe, too, one dense transformer teaches all, and it is that of the table.
     paper = table3.cases(leaf_widths=[8], recipes=["paper"], seeds=[0], changes={"teacher_share": 1.0})
     assert {teacher.teacher_of(case) for case in paper[1:]} == {paper[0]}
     with pytest.raises(ValueError, match="FF is their teacher"):
         table3.cases(recipes=["fastff"], models=["ViT-FF"], changes={"weight_decay": 0.5})
+    with pytest.raises(ValueError, match=r"rate is for the trees here.* Set teacher_rate instead"):
+        table3.cases(recipes=["fastff"], models=["ViT-FF"], changes={"rate": 0.5})
     with pytest.raises(ValueError, match="derives widths from its leaf widths"):
         entropy.cases(widths=[64])
     with pytest.raises(ValueError, match="teacher_share is for transformers"):

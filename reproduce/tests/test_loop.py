@@ -1,13 +1,17 @@
 """The training loop: averages, balance, rates, augmentation."""
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 from small_cases import cases, numbers
 
 from fastff.regions import smallest_share
 from fastff_reproduce import data, loop, members, scoring, trainer
-from fastff_reproduce.loop import Training
-from fastff_reproduce.recipes import PAPER
+from fastff_reproduce.loop import Training, rate_factor
+from fastff_reproduce.mixing import probabilities
+from fastff_reproduce.recipes import FASTFF, PAPER
 from fastff_reproduce.scoring import accuracy
 from fastff_reproduce.trainer import train
 
@@ -142,6 +146,75 @@ def test_flat_inputs_are_changed_as_images(monkeypatch):
     for x, _, _ in seen:
         assert x.shape[1:] == images.shape[1:]
         assert (16 * x[0] == images).flatten(1).all(1).any()  # one of them, as it is
+
+
+def seen_by(training, monkeypatch):
+    """The inputs and targets of each step of an epoch: (members, steps, batch, ...)."""
+    seen, losses = [], training.ensemble.losses
+    monkeypatch.setattr(training.ensemble, "losses", lambda loss, x, y: seen.append((x, y)) or losses(loss, x, y))
+    training._train_epoch()
+    return [torch.stack(some, 1) for some in zip(*seen, strict=True)]
+
+
+@pytest.mark.parametrize("model", ["FF", "FFF", "MoE"])
+def test_images_and_labels_are_mixed(model, monkeypatch):
+    """Flat inputs, too; each member has its own mixtures, which the seed and the epoch determine."""
+    changes = {"cutmix": 0.5, "mixup": 0.5, "smoothing": 0.1, "input_dropout": 0.0, "depth": 0 if model == "FF" else 3}
+    made = [
+        Training(cases(model=model, **changes), torch.device("cpu"), trainer._load("digits", None)) for _ in range(2)
+    ]
+    (x, y), again = (seen_by(training, monkeypatch) for training in made)
+    assert torch.equal(x, again[0])
+    whole = made[0].samples.x[made[0]._order]
+    labels = probabilities(made[0].samples.y[made[0]._order], 10, 0.1)
+    other, others = whole.flip(2), labels.flip(2)
+    # The share that a label keeps is the mean share of the pixels; both are found from what was made.
+    kept = ((y - others) * (labels - others)).sum(-1) / (labels - others).square().sum(-1)  # NaN for equal labels
+    cut = ((x == whole) | (x == other)).all(-1)
+    blended = ~cut & kept.isfinite()
+    expected = other + kept[..., None] * (whole - other)
+    torch.testing.assert_close(x[blended], expected[blended], rtol=0, atol=1e-4)
+    torch.testing.assert_close(y.sum(-1), torch.ones(y.shape[:-1]))
+    assert blended.float().mean().item() == pytest.approx(0.25 * kept.isfinite().float().mean().item(), abs=0.04)
+    assert (kept[cut & kept.isfinite()] < 1 - 1e-6).float().mean() > 0.5  # two thirds of them are cut
+
+
+def test_targets_stay_labels_without_mixing(monkeypatch):
+    training = Training(cases(), torch.device("cpu"), trainer._load("digits", None))
+    _, y = seen_by(training, monkeypatch)
+    assert torch.equal(y, training.samples.y[training._order])
+
+
+def test_a_shift_moves_images(monkeypatch):
+    training = Training(
+        cases(shift=0.25, input_dropout=0.0, standardise=False), torch.device("cpu"), trainer._load("digits", None)
+    )
+    x, _ = seen_by(training, monkeypatch)
+    before = training.samples.x[training._order].unflatten(-1, (8, 8))
+    moved = F.pad(before, (2, 2, 2, 2)).unfold(-2, 8, 1).unfold(-2, 8, 1)  # (..., 5, 5, 8, 8)
+    same = (moved == x.unflatten(-1, (8, 8))[..., None, None, :, :]).flatten(-2).all(-1)
+    assert same.flatten(-2).any(-1).all()
+    assert not same[..., 2, 2].all()
+
+
+def test_the_rate_warms_up_and_then_follows_its_schedule():
+    cosine = FASTFF.changed({"schedule": "cosine", "warmup": 4})
+    factors = [rate_factor(epoch, 12, cosine) for epoch in range(12)]
+    assert factors[:4] == [0.125, 0.375, 0.625, 0.875]
+    assert factors[4:] == [(1 + math.cos(math.pi * i / 8)) / 2 for i in range(8)]
+    assert rate_factor(7, 12, cosine.changed({"schedule": "constant"})) == 1
+    assert rate_factor(2, 3, cosine) == 0.625  # a training that ends in its warm-up
+    training = Training(cases(warmup=4), torch.device("cpu"), trainer._load("digits", None))
+    training._train_epoch()
+    assert training.optimizer.rate.tolist() == pytest.approx([FASTFF.rate / 8] * 2)
+
+
+def test_evaluations_may_be_rare():
+    training = Training(cases(steps=14, evaluate_every=3), torch.device("cpu"), trainer._load("digits", None))
+    while not training.finished:
+        training.advance()
+    assert training.history[0]["epoch"] == [3, 6, 7]  # the last epoch is always evaluated
+    assert {result.ETT for result in training.results()} <= {3, 6, 7}
 
 
 def test_an_epoch_may_have_fewer_steps_than_are_called_before_a_recording():

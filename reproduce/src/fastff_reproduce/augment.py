@@ -1,4 +1,4 @@
-"""Random flips and one random affine map per image, for a whole batch at once on its device.
+"""Random flips, shifts and affine maps of images, for a whole batch at once on its device.
 
 Nothing here waits for the device or depends on the drawn values, so a CUDA graph can record it.
 """
@@ -53,6 +53,25 @@ def augment(
         return x
     signed = 2 * drawn[2:] - 1
     return warp(x, math.radians(rotate) * signed[0], 1 + scale * signed[1], translate * signed[2:])
+
+
+def shift(x: Tensor, most: float, generator: torch.Generator | None = None) -> Tensor:
+    """The images x (n, c, h, w), each moved by whole pixels: rows and columns uniform in +-round(most * h) and
+    +-round(most * w). Pixels from beyond the edge are 0. Whole pixels blur nothing, and take one gather.
+    """
+    height, width = x.shape[2:]
+    drawn = torch.rand(2, len(x), 1, device=x.device, generator=generator)
+    rows, columns = (_moved(size, round(most * size), d) for size, d in zip((height, width), drawn, strict=True))
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
+    place = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]  # (n, h, w)
+    moved = x.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, x.shape[1], -1)).view_as(x)
+    return moved.masked_fill(~inside[:, None], 0.0)
+
+
+def _moved(size: int, most: int, drawn: Tensor) -> Tensor:
+    """Where the places 0 to size - 1 come from: (n, size), for numbers `drawn` (n, 1) in [0, 1)."""
+    by = (drawn * (2 * most + 1)).long() - most  # uniform in -most to most
+    return torch.arange(size, device=drawn.device) - by
 
 
 def warp(x: Tensor, angle: Tensor, factor: Tensor, shift: Tensor) -> Tensor:

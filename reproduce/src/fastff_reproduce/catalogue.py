@@ -6,13 +6,14 @@ Some data sets were published in several forms. Any one of them is enough; the f
 from typing import NamedTuple
 
 from .readers import Reader, libsvm, mat, read_archive, read_batches, read_idx, read_two
+from .sheets import NAMES, read_sheets
 
 
 class File(NamedTuple):
     """A published file."""
 
     name: str  # its path below root/<data set>/
-    md5: str
+    md5: str  # "" if the reader checks what it decodes
     contents: str = ""  # the md5 after decompression, for files that were compressed again
 
 
@@ -53,6 +54,8 @@ _CIFAR100_PICKLES = _files(
     "cifar-100-python/train 16019d7e3df5f24257cddd939b257f8d",
     "cifar-100-python/test f0ef6b0ae62326f3e7ffdfab6717acfc",
 )
+
+_SHEETS = tuple(File(name, "") for name in NAMES)
 
 FORMS: dict[str, tuple[Form, ...]] = {
     "usps": (
@@ -110,9 +113,27 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(_CIFAR10_PICKLES, read_batches),
         Form(_CIFAR10_RECORDS, read_batches),
         Form(_files("cifar-10-binary.tar.gz c32a1d4ab5d03f1284b67883e8d87530"), _archive(_CIFAR10_RECORDS)),
+        Form(
+            _SHEETS,
+            read_sheets(
+                "11af95666bd6fd7846144e768325bf13",
+                "69c5f3349be54915edfca558b72ad888",
+                "f1aa22116df97725db0e47461c45a82b",
+                "251f18ce75337ae9ca5d0dbd7ea62cf4",
+            ),
+        ),
     ),
     "cifar100": (
         Form(_files("cifar-100-python.tar.gz eb9058c3a382ffc7106e4002c42a8d85"), _archive(_CIFAR100_PICKLES), _TORONTO),
         Form(_CIFAR100_PICKLES, read_batches),
+        Form(
+            _SHEETS,
+            read_sheets(
+                "e07b6859dfcb4ef6850fbc815e123615",
+                "00c0899b82d482aefa46cdb301dbaf9c",
+                "155ad486d683899b65629b069dab09ba",
+                "1ddeb59844e0066662ddddaec17677b9",
+            ),
+        ),
     ),
 }

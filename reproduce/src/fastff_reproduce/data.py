@@ -67,6 +67,12 @@ def _missing(folder: Path, form: Form) -> list[File]:
     return [file for file in form.files if not (folder / file.name).is_file()]
 
 
+def _short(form: Form) -> str:
+    """The file or folder of a form; of several files, the first and the last."""
+    names = list(dict.fromkeys(file.name.partition("/")[0] for file in form.files))
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
 def _advice(name: str, folder: Path, reasons: list[str]) -> str:
     """Which files are missing, and what to do about it."""
     first, *others = FORMS[name]
@@ -75,7 +81,6 @@ def _advice(name: str, folder: Path, reasons: list[str]) -> str:
     lines += [f"  also at {url}" for url in first.urls[1:]]
     lines.append(f"Put them into {folder}")
     if others:
-        names = [form.files[0].name.partition("/")[0] for form in others]
-        lines.append(f"Or put one of these there instead: {', '.join(names)}")
+        lines.append(f"Or put one of these there instead: {', '.join(map(_short, others))}")
     lines.append("If the data is in another directory, with a folder per data set: set FASTFF_DATA or pass --data.")
     return "\n".join([*lines, "Reasons:", *(f"  {reason}" for reason in reasons)])

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from .recipes import CHANGES, DENSE, FASTFF, LEVELS, PAPER, TABLE2, TABLE3, WIDE
+from .recipes import CHANGES, DENSE, FASTFF, LEVELS, PAPER, TABLE2, TABLE3, VIT, WIDE
 from .runs import Case
 from .sweep import Cases, Selection, one_model, sweep, trainings, transformers
 
@@ -69,10 +69,11 @@ def _entropy_mnist(selection: Selection) -> list[Case]:
 def _table3(selection: Selection) -> list[Case]:
     made = []
     for dataset in selection.datasets or ("cifar10",):
+        ours = VIT.changed({"mirror": dataset in MIRRORED})
         for width in selection.widths or (128,):
-            made += transformers(selection, one_model(selection, dataset, "ViT-FF", width, width), [TABLE3])
+            made += transformers(selection, one_model(selection, dataset, "ViT-FF", width, width), [TABLE3], ours)
             for leaf in selection.leaf_widths or (32, 16, 8, 4, 2, 1):
-                made += transformers(selection, one_model(selection, dataset, "ViT-FFF", width, leaf), LEVELS)
+                made += transformers(selection, one_model(selection, dataset, "ViT-FFF", width, leaf), LEVELS, ours)
     return made
 
 
@@ -81,8 +82,9 @@ def _entropy_vit(selection: Selection) -> list[Case]:
     made = []
     selection.refuse_widths("leaf widths and a depth of 2")
     for dataset in selection.datasets or ("cifar10",):
+        ours = VIT.changed({"mirror": dataset in MIRRORED})
         for leaf in selection.leaf_widths or (32,):
-            made += transformers(selection, one_model(selection, dataset, "ViT-FFF", leaf << 2, leaf), [paper])
+            made += transformers(selection, one_model(selection, dataset, "ViT-FFF", leaf << 2, leaf), [paper], ours)
     return made
 
 

@@ -20,12 +20,13 @@ from fastff.baselines import MoE, importance_loss, load_loss
 from fastff.regions import leaves_used, smallest_share
 
 from . import scoring
-from .augment import augment
+from .augment import augment, shift
 from .build import is_transformer
 from .data import Dataset
 from .divergence import Watch
 from .ensemble import Ensemble, Measure, Optimizer, Recorded
 from .members import make_members, make_recipe, rebalance
+from .mixing import mix, own_shares, probabilities
 from .resume import Damaged
 from .runs import Case, Result
 from .samples import Samples, generator
@@ -48,6 +49,7 @@ class Training:
         self.cases, self.device, self.teachers = cases, device, teachers
         self.settings = settings = Settings(**dict(cases[0].settings))
         self.samples = samples = Samples(cases, settings, dataset, device)
+        self.classes = dataset.classes
         models = make_members(cases, settings, samples, dataset.classes, teachers)
         self.inference_size = max(getattr(module, "inference_size", 0) for module in models[0].modules())
 
@@ -55,7 +57,7 @@ class Training:
         self.steps = samples.training.shape[1] // self.batch
         self.most_epochs = math.ceil(settings.steps / self.steps) if settings.steps else settings.epochs
         self.patience = settings.patience or math.ceil(settings.patience_steps / self.steps)
-        self.every = max(1, round(EVALUATION_STEPS / self.steps))
+        self.every = settings.evaluate_every or max(1, round(EVALUATION_STEPS / self.steps))
         self.ensemble = Ensemble(models, large=is_transformer(cases[0]))
         self.optimizer = Optimizer(self.ensemble, settings.optimizer, weight_decay=settings.weight_decay)
         self.mean = self.ensemble.flat.clone() if settings.averaging else None
@@ -87,9 +89,7 @@ class Training:
     def _one_step(self) -> None:
         index = self._order.index_select(1, self._at).squeeze(1)  # (members, batch)
         x, y = self.samples.x[index], self.samples.y[index]
-        if self.settings.augment or self.settings.mirror:
-            images = x.reshape(-1, *self.samples.image)
-            x = augment(images, strength=self.settings.augment, vertical=not self.settings.mirror).view_as(x)
+        x, y = self._changed(x, y)
         if self.teachers is not None:
             y = self.teachers.answers(x)
         if self.settings.input_dropout:
@@ -102,6 +102,22 @@ class Training:
             kept = ((1 + self.optimizer.count) / (10 + self.optimizer.count)).clamp(max=self.settings.averaging)
             self.mean.lerp_(self.ensemble.flat, 1 - kept)
         self._at.add_(1).remainder_(self.steps)  # a recording calls steps, maybe more than an epoch has
+
+    def _changed(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (members, batch, ...) changed at random, and their labels: class probabilities if these are mixed or
+        smoothed."""
+        s, images = self.settings, x.reshape(-1, *self.samples.image)
+        if s.augment or s.mirror:
+            images = augment(images, strength=s.augment, vertical=not s.mirror)
+        if s.shift:
+            images = shift(images, s.shift)
+        if s.cutmix or s.mixup or s.smoothing:
+            y = probabilities(y, self.classes, s.smoothing)
+        if s.cutmix or s.mixup:
+            height, width = images.shape[2:]
+            own = own_shares(x.shape[:2], (height, width), cutmix=s.cutmix, mixup=s.mixup, device=x.device)
+            images, y = mix(images.view(*x.shape[:2], *self.samples.image), y, own)
+        return images.view_as(x), y
 
     def _loss(self, model: nn.Module, output: Tensor, target: Tensor) -> Tensor:
         loss = F.cross_entropy(output, target)
@@ -154,8 +170,7 @@ class Training:
                     track.done[i] = True
 
     def _train_epoch(self) -> None:
-        share = self.epoch / self.most_epochs
-        factor = (1 + math.cos(math.pi * share)) / 2 if self.settings.schedule == "cosine" else 1.0
+        factor = rate_factor(self.epoch, self.most_epochs, self.settings)
         self.optimizer.rate.copy_(torch.tensor([factor * rate for rate in self.rates]))
         self._set_temperature(self.recipe.temperature if self.recipe is not None else 1.0)
         order = self._next if self._next is not None else self._draw()
@@ -312,3 +327,14 @@ class Training:
                 track.load_state_dict(state[name])
         if self.recipe is not None:
             self.recipe.load_state_dict({"count": self.epoch})
+
+
+def rate_factor(epoch: int, epochs: int, settings: Settings) -> float:
+    """The factor on the learning rate in an epoch, counted from 0: a linear warm-up, then the schedule.
+
+    The rate is constant within an epoch. In the warm-up it is the epoch's mean of a rate that rises in every step.
+    """
+    if epoch < settings.warmup:
+        return (epoch + 0.5) / settings.warmup
+    share = (epoch - settings.warmup) / (epochs - settings.warmup)
+    return (1 + math.cos(math.pi * share)) / 2 if settings.schedule == "cosine" else 1.0

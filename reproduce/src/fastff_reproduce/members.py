@@ -18,7 +18,6 @@ from .settings import Settings
 from .teacher import Teachers
 
 LOGITS = 1 << 27  # node logits at once while rebalancing: half a gigabyte
-FIT_IMAGES = 2048  # to fit the trees of a transformer to its teacher
 
 
 def make_members(
@@ -30,7 +29,7 @@ def make_members(
         torch.manual_seed(case.seed)
         own = samples.training[i]
         if teachers is not None:
-            model = teachers.student(i, case, samples.x[own[:FIT_IMAGES]])
+            model = teachers.student(i, case, samples.x[own[: settings.fit_images]])
         else:
             model = build(case, tuple(samples.x.shape[1:]), classes).to(samples.x.device)
         trees = [module for module in model.modules() if isinstance(module, FFF)]

@@ -9,7 +9,8 @@ import torch
 
 from fastff.checks import check_int, check_number
 
-POSITIVE = ("rate", "batch", "training_temperature", "final_temperature", "logit_std")
+POSITIVE = ("rate", "batch", "training_temperature", "final_temperature", "logit_std", "fit_images")
+OF_TEACHERS = ("teacher_rate", "teacher_decay", "fit_images", "fit_steps")  # without a teacher they change nothing
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -20,12 +21,14 @@ class Settings:
     optimizer: Literal["sgd", "adam"] = "adam"
     rate: float = 3e-3  # learning rate
     schedule: Literal["constant", "cosine"] = "cosine"
+    warmup: int = 0  # epochs in which the rate rises linearly from 0, before its schedule
     weight_decay: float = 0.0  # decoupled
     averaging: float = 0.0  # decay of a running mean of the weights, which is what is evaluated; 0: none
     batch: int = 256
     precision: Literal["highest", "high"] = "highest"  # of matrix products on a GPU: float32, or TF32
     epochs: int = 0  # the longest training; 0: `steps` says it
     steps: int = 0  # the same in optimizer steps, for data sets of any size
+    evaluate_every: int = 0  # epochs from one evaluation to the next; 0: 1, or more if they are short (loop.py)
     patience: int = 0  # epochs without improvement after which a seed stops; 0: never
     patience_steps: int = 0  # the same in steps
     plateau: int = 0  # epochs without improvement after which a seed's rate is halved; 0: never
@@ -35,7 +38,12 @@ class Settings:
     input_dropout: float = 0.0  # dropout on the inputs
     augment: float = 0.0  # strength of random image changes, 1: as in augment.py; 0: none
     mirror: bool = False  # flip images left to right with probability 1/2, never upside down
-    teacher_share: float = 0.0  # train a dense teacher first, for this share of the epochs (teacher.py); 0: no teacher
+    shift: float = 0.0  # move images by whole pixels, up to this share of their width and height
+    cutmix: float = 0.0  # share of the images that get a box of another one (mixing.py)
+    mixup: float = 0.0  # share of the other images that are blended with another one
+    smoothing: float = 0.0  # share of a label that is spread over all classes; a teacher's answers are not smoothed
+    teacher_share: float = 0.0  # train a dense teacher first, for this multiple of the epochs (teacher.py); 0: none
+    teacher_rate: float = 0.0  # the teacher's learning rate; 0: the same
     teacher_decay: float = 0.0  # the teacher's weight decay
     balanced: bool = True  # start from a balanced tree, and rebalance it before every evaluation
     frozen: bool = False  # the tree does not train: the paper's h = infinity
@@ -50,6 +58,8 @@ class Settings:
     final_temperature: float = 1000.0  # of the trained model
     logit_std: float = 1.0
     min_share: float = 0.1
+    fit_images: int = 2048  # with a teacher: training images to which its trees are fitted
+    fit_steps: int = 0  # with a teacher: steps in which each tree's leaves learn the outputs of the block it replaces
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(Settings).items():
@@ -69,7 +79,9 @@ class Settings:
             raise ValueError(f"augment must be below 10, where images would shrink to nothing; got {self.augment}.")
         if not self.transposition < 1:
             raise ValueError(f"transposition must be below 1, which would swap all children; got {self.transposition}.")
-        for name in ("teacher_share", "sharing", "min_share"):
+        if not self.smoothing < 1:
+            raise ValueError(f"smoothing must be below 1, which leaves nothing of a label; got {self.smoothing}.")
+        for name in ("shift", "cutmix", "mixup", "sharing", "min_share"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} must be from 0 to 1; got {getattr(self, name)}.")
 
@@ -101,8 +113,9 @@ class Settings:
             if made.get("by_pixel"):
                 raise ValueError("by_pixel needs standardise=true; got standardise=false.")
             changed = dataclasses.replace(changed, by_pixel=False)
-        if not changed.teacher_share:  # no teacher
-            changed = dataclasses.replace(changed, teacher_decay=0.0)
+        if not changed.teacher_share:
+            plain = Settings()
+            changed = dataclasses.replace(changed, **{name: getattr(plain, name) for name in OF_TEACHERS})
         if not changed.steps and not changed.epochs:
             raise ValueError("a training needs steps or epochs; both are 0. Set one of them.")
         return changed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import data
-from .recipes import FASTFF, VIT
+from .recipes import FASTFF
 from .runs import Case
 from .settings import Settings
 from .teacher import teacher_of
@@ -104,19 +104,23 @@ def depth_of(width: int, leaf_width: int) -> int:
     return leaves.bit_length() - 1
 
 
-def transformers(selection: Selection, cases: Sequence[Case], paper: Sequence[Settings]) -> list[Case]:
+def transformers(selection: Selection, cases: Sequence[Case], paper: Sequence[Settings], ours: Settings) -> list[Case]:
     """The trainings of vision transformers, for G_A alone, as in the paper."""
     made = []
     for case, recipe in itertools.product(cases, selection.recipes):
-        for settings in paper if recipe == "paper" else [VIT]:
+        for settings in paper if recipe == "paper" else [ours]:
             changed = settings.changed(selection.changes)
-            if (
-                changed.teacher_share
-                and "weight_decay" in selection.changes
-                and list(selection.models or ()) == ["ViT-FF"]
-            ):
-                raise ValueError("weight_decay is for the trees here; FF is their teacher. Set teacher_decay instead.")
+            if changed.teacher_share and list(selection.models or ()) == ["ViT-FF"]:
+                _refuse_for_teachers(selection.changes, changed)
             for seed in selection.seeds:
                 one = dataclasses.replace(case, recipe=recipe, goal="G_A", seed=seed, settings=changed.items())
                 made.append(teacher_of(one) if case.model == "ViT-FF" and changed.teacher_share else one)
     return list(dict.fromkeys(made))  # a change may make two levels of hardening equal
+
+
+def _refuse_for_teachers(changes: Mapping[str, Any], changed: Settings) -> None:
+    """Settings that would not change a teacher, which has its own."""
+    own = {"weight_decay": "teacher_decay"} | ({"rate": "teacher_rate"} if changed.teacher_rate else {})
+    for name, instead in own.items():
+        if name in changes:
+            raise ValueError(f"{name} is for the trees here; FF is their teacher. Set {instead} instead.")

@@ -1,8 +1,10 @@
 """A dense transformer as the teacher of one with trees, of the same training width.
 
-The teacher trains first, with the same settings except its length and weight decay. A copy of it becomes the student:
-trees fitted to its blocks replace them (`fastff.replace_`, init="data"), and the whole model trains on the teacher's
-outputs instead of the labels. A trained teacher stays in a file and teaches trees of all leaf widths.
+The teacher trains first, with the same settings except its length, rate and weight decay, and without averaging. A copy
+of it becomes the student: trees fitted to its blocks replace them (`fastff.replace_`, init="data"), their leaves may
+learn the outputs of these blocks (`fastff.distill_`), and the whole model trains on the teacher's answers instead of
+the labels. The teacher answers the very images that the student sees: changed at random, and mixed. A trained teacher
+stays in a file and teaches trees of all leaf widths.
 """
 
 import copy
@@ -15,13 +17,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fastff.surgery import replace_
+from fastff.surgery import distill_, replace_
 
 from . import resume
 from .build import build
 from .resume import Damaged
 from .runs import Case, name_of
 from .settings import of_trees
+
+FIT_BATCH = 4096  # tokens in a step of fit_steps
 
 
 def has_teacher(case: Case) -> bool:
@@ -32,8 +36,9 @@ def has_teacher(case: Case) -> bool:
 def teacher_of(case: Case) -> Case:
     """The teacher of a case. Its settings do not depend on the student's leaf width or tree settings."""
     settings = dict(case.settings)
-    own = settings | of_trees() | {"weight_decay": settings["teacher_decay"]}
-    own |= {"teacher_share": 0.0, "teacher_decay": 0.0}
+    own = settings | of_trees() | {"weight_decay": settings["teacher_decay"], "averaging": 0.0}
+    own |= {"rate": settings["teacher_rate"] or settings["rate"]}
+    own |= {"teacher_share": 0.0, "teacher_rate": 0.0, "teacher_decay": 0.0}
     for name in ("epochs", "steps"):
         length = round(settings["teacher_share"] * settings[name], 6)  # 0.07 * 100 is a little more than 7
         own[name] = math.ceil(length)
@@ -83,14 +88,17 @@ class Teachers:
 
     def student(self, i: int, case: Case, x: Tensor) -> nn.Module:
         """A copy of teacher i with trees as blocks, fitted to the inputs and outputs of its blocks on images x."""
-        model = copy.deepcopy(self.models[i]).requires_grad_()
-        replace_(
+        model, settings = copy.deepcopy(self.models[i]).requires_grad_(), dict(case.settings)
+        images = list(x.split(256))
+        report = replace_(
             model,
             depth=case.depth,
             leaf_width=case.leaf_width,
             init="data",
-            data=list(x.split(256)),
+            data=images,
             samples=sys.maxsize,
-            decision=dict(case.settings)["decision"],
+            decision=settings["decision"],
         )
+        if steps := settings["fit_steps"]:
+            distill_(model, report, images, steps=steps, batch=FIT_BATCH, samples=sys.maxsize, progress=False)
         return model

@@ -4,6 +4,7 @@ The loop itself is in loop.py.
 """
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -34,13 +35,16 @@ def train(
     root: Path | None,
     checkpoint: Path | None = None,
     report: Report | None = None,
+    seconds: float = math.inf,
 ) -> list[Result]:
     """Train cases that differ in the seed alone, all at once, and return their results.
 
     If the file `checkpoint` exists, the training resumes from it. It is written now and then; the caller removes it.
-    report(epoch, most, text) is called after every evaluation. If some cases diverge, `Diverged` is raised at the end;
-    it has the results of the others.
+    report(epoch, most, text) is called after every evaluation. The first evaluation after `seconds` ends the training;
+    the results are those up to there. If some cases diverge, `Diverged` is raised at the end; it has the results of the
+    others.
     """
+    start = time.monotonic()
     if len({case.group for case in cases}) != 1:
         raise ValueError("cases that train together must differ in the seed alone. Call train() for each group.")
     with ExitStack() as stack:
@@ -57,7 +61,7 @@ def train(
         if checkpoint is not None and checkpoint.exists():
             resume(training, checkpoint)
         saved = time.monotonic()
-        while not training.finished:
+        while not training.finished and (not training.epoch or time.monotonic() - start < seconds):
             training.advance()
             if report is not None:
                 report(training.epoch, training.most_epochs, training.describe())
