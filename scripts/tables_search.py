@@ -141,7 +141,8 @@ def search_vit() -> str:
 
 def search_vit_decay() -> str:
     """The dense transformer by weight decay and strength of augmentation; 150 epochs, one seed."""
-    rows = [r for r in read("search") if r["model"] == "ViT-FF" and r["epochs"] == "150"]
+    found = [r for r in read("search") if r["model"] == "ViT-FF" and r["epochs"] == "150"]
+    rows = [r for r in found if "augment" in json.loads(r["settings"])]  # not those with mixed images
     settings = [json.loads(row["settings"]) for row in rows]
     pairs = sorted(zip(settings, rows, strict=True), key=lambda pair: -float(pair[1]["validation"]))
     body = [
@@ -149,6 +150,35 @@ def search_vit_decay() -> str:
         for s, r in pairs
     ]
     return table(["weight decay", "augmentation", "validation", "test"], body)
+
+
+def search_vit_trees() -> str:
+    """Trees of 16 leaves of 8 fitted to a dense transformer and trained on its answers, one setting changed; one seed."""
+    images = {"cutmix": 0.5, "mixup": 0.5, "smoothing": 0.1, "shift": 0.125, "mirror": True, "warmup": 5}
+    teacher = {"teacher_decay": 0.1, "teacher_rate": 2e-3, "teacher_share": 3.75}
+    base = {name: value for name, value in TREE.items() if name != "augment"} | images | teacher
+    base |= {"epochs": 40, "evaluate_every": 10}
+    lines: list[tuple[str, dict[str, object]]] = [
+        ("the recipe then: 2,048 images to fit, rate 1e-3", {}),
+        ("fit: 16,384 images", {"fit_images": 16384}),
+        ("fit: 2,000 steps on each block's outputs", {"fit_steps": 2000}),
+        ("fit: both", {"fit_images": 16384, "fit_steps": 2000}),
+        ("few samples a leaf: sharing 0.5", {"sharing": 0.5}),
+        ("few samples a leaf: sharing 0.8", {"sharing": 0.8}),
+        ("few samples a leaf: noise 0.4", {"noise": 0.4}),
+        ("optimisation: rate 5e-4", {"rate": 5e-4}),
+        ("optimisation: rate 2e-3", {"rate": 2e-3}),
+        ("optimisation: weight decay 0.1", {"weight_decay": 0.1}),
+        ("optimisation: averaging 0.998", {"averaging": 0.998}),
+        ("optimisation: soft decisions, temperature to 30", {"decision": "soft", "training_temperature": 30.0}),
+    ]
+    body = []
+    for name, changes in lines:
+        row = find(base | changes, leaf_width=8, model="ViT-FFF")
+        if row is None:
+            raise LookupError(f"results/search.csv has no row for {name!r}: {base | changes}")
+        body.append([name, row["epochs"], f"{float(row['validation']):.1f}"])
+    return table(["", "epochs", "validation"], body)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -159,4 +189,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "search-wide": search_wide,
     "search-vit": search_vit,
     "search-vit-decay": search_vit_decay,
+    "search-vit-trees": search_vit_trees,
 }
