@@ -153,7 +153,7 @@ def search_vit_decay() -> str:
 
 
 def search_vit_trees() -> str:
-    """Trees of 16 leaves of 8 fitted to a dense transformer and trained on its answers, one setting changed; one seed."""
+    """Trees of 16 leaves of 8, fitted to a dense transformer, trained on its answers; one setting changed, one seed."""
     images = {"cutmix": 0.5, "mixup": 0.5, "smoothing": 0.1, "shift": 0.125, "mirror": True, "warmup": 5}
     teacher = {"teacher_decay": 0.1, "teacher_rate": 2e-3, "teacher_share": 3.75}
     base = {name: value for name, value in TREE.items() if name != "augment"} | images | teacher
