@@ -72,7 +72,7 @@ LEVELS = (
     dataclasses.replace(TABLE3, frozen=True, decision="straight_through", final_temperature=100.0),
 )
 # Ours for Table 3. A dense transformer trains first, on mixed images: it takes long to overfit them. Trees fitted to
-# its blocks then learn its answers to images that are mixed in the same way. Their settings are still to be chosen.
+# its blocks then learn its answers to images that are mixed in the same way (first trials: docs/research/ablations.md).
 VIT = Settings(
     rate=1e-3,
     warmup=5,
