@@ -97,6 +97,7 @@ build(64, 8192, 8192, 3, 1024, "swiglu", F32)
 build(4096, 8192, 8192, 1, 8192, "swiglu", BF16)
 build(10000, 512, 500, 2, 64, "swiglu", BF16)
 build(4096, 300, 100, 5, 8, "relu", BF16)
+build(394, 3000, 500, 1, 20, "swiglu", BF16)
 triton_hard._MOST_LISTED = 0
 build(4096, 300, 100, 9, 3, "relu", BF16)
 assert all(kernel.built for kernel in kernels.values()), {name: len(k.built) for name, k in kernels.items()}
