@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ..batches import batches, check_reached, evaluation_mode, watch_calls
 from ..interrupts import guarded
 from ..layer import FFF
-from .blocks import Block, read_linear
+from .blocks import Block
+from .linears import read_linear
 from .closeness import check_same_shape, check_varies, drift, first_tensor
 from .distill_layer import Advance, visited
 from .inputs import run_on
