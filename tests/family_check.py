@@ -18,7 +18,7 @@ from fastff.surgery.trace import probe, run, run_example, tensors_of
 EXPERTS = ("it is a mixture of experts", "it is one expert of a mixture")
 
 
-# Class names of feedforward blocks: whether a family has one is not asked of the code under test.
+# Names of feedforward blocks, or of their classes: whether a family has one is not asked of the code under test.
 BLOCKS = re.compile(r"mlp|ffn|feed_?forward|intermediate|experts|convactivation|poolformeroutput", re.I)
 
 
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     """What replace_ did to a family.
 
     outcome: "replaced"; "mixture" if all that was refused are mixtures of experts; "refused"; or "none" if no module
-    is a feedforward block by its name. checked: whether the outputs of the whole model were compared, or those of each
+    is a feedforward block by its name or its class. checked: whether the outputs of the whole model were compared, or those of each
     block.
     """
 
@@ -70,7 +70,7 @@ def attempt(model: nn.Module) -> Outcome:
     try:
         report = _replaced(model)
     except ValueError as error:
-        return _refusal(str(error), any(BLOCKS.search(type(module).__name__) for module in model.modules()))
+        return _refusal(str(error), _names_a_block(model))
     exact = None if example is None else in_float64(dense, example)
     if exact is not None:
         assert_same(outputs(dense, example), exact, outputs(model, example))
@@ -82,8 +82,13 @@ def attempt(model: nn.Module) -> Outcome:
     checked = "blocks" if exact is None else "model"
     forms = ", ".join(sorted({r.form for r in report.replaced}))
     activations = ", ".join(sorted({r.activation for r in report.replaced}))
-    why = "; ".join(sorted({_short(skipped.why) for skipped in report.skipped}))
+    why = " / ".join(sorted({_short(skipped.why) for skipped in report.skipped}))
     return Outcome("replaced", len(report.replaced), forms, activations, checked, why)
+
+
+def _names_a_block(model: nn.Module) -> bool:
+    names = ((path.rpartition(".")[2], type(module).__name__) for path, module in model.named_modules())
+    return any(BLOCKS.search(name) for pair in names for name in pair)
 
 
 def _replaced(model: nn.Module) -> fastff.surgery.Report:
@@ -169,7 +174,7 @@ def _refusal(error: str, has_block: bool) -> Outcome:
         said = f"no form that FFF replaces in {seen[1]}" if seen else error.splitlines()[0]
         return Outcome("refused" if has_block else "none", reason=said)
     mixture = all(reason.startswith(EXPERTS) for reason in reasons)
-    return Outcome("mixture" if mixture else "refused", reason="; ".join(sorted(set(map(_short, reasons)))))
+    return Outcome("mixture" if mixture else "refused", reason=" / ".join(sorted(set(map(_short, reasons)))))
 
 
 def _short(reason: str) -> str:

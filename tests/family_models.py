@@ -41,6 +41,7 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 WINDOWS = {"image_size": 64, "window_size": 2}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
 HALF = {"rope_parameters": SECTIONS["rope_parameters"] | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}}
+ERNIE = {"rope_parameters": SECTIONS["rope_parameters"] | {"mrope_section": [1, 1, 2]}}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": MAMBA,
     "bridgetower": {"hidden_size": 64, "vision_config": {"hidden_size": 64}, "text_config": {"hidden_size": 64}},
@@ -75,7 +76,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"text_config": SECTIONS},
     "paddleocr_vl": {"text_config": SECTIONS},
     "glm4v": {"text_config": HALF},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "granite4_vision": {"deepstack_layer_map": []},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "ernie4_5_vl_moe": {"text_config": ERNIE},
+    "neomme": {"head_dim": 16},
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40}},
+    "lw_detr": {"backbone_config": {"image_size": 64}},
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 8},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
 }
+DECODERS = {"musicgen", "musicgen_melody"}  # their models take the config of the decoder
 # Neither text, nor vision, nor audio.
 OTHER = {"autoformer", "informer", "patchtst", "patchtsmixer", "time_series_transformer", "timesfm", "timesfm2_5"}
 OTHER |= {"decision_transformer", "pi0", "evolla"}
@@ -95,6 +107,7 @@ def build(kind: str) -> nn.Module:
     torch.manual_seed(0)
     name = MODEL_MAPPING_NAMES[kind]
     config = tiny_config(kind)
+    config = config.decoder if kind in DECODERS else config
     config._experts_implementation = "eager"  # torch's grouped product has no float64
     model = getattr(transformers, name if isinstance(name, str) else name[0])(config).float()
     with torch.no_grad():

@@ -47,6 +47,16 @@ def test_nine_in_ten_families_with_a_block_are_replaced():
     assert count["replaced"] >= 0.9 * (count["replaced"] + count["refused"] + count["mixture"])
 
 
+def test_the_readme_has_the_count():
+    outcomes = [cells["outcome"] for cells in ROWS.values()]
+    replaced = outcomes.count("replaced")
+    blocks = replaced + outcomes.count("refused") + outcomes.count("mixture")
+    text = " ".join((PATH.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    assert f"Of the {blocks} model families" in text
+    assert f"`replace_` converts {replaced} " in text
+    assert f"lists {len(ROWS)} families" in (PATH.parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("change", ["weights", "activation"])
 def test_a_wrong_replacement_is_noticed(change):
     """The check can fail: by a hundredth of one leaf's weights, or by the other form of gelu."""
