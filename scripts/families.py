@@ -19,8 +19,9 @@ COLUMNS = ["family", "kind", "outcome", "blocks", "forms", "activations", "check
 
 def main(chosen: list[str]) -> int:
     sys.path.insert(0, str(ROOT / "tests"))
-    import family_check
     import transformers
+
+    import family_check
 
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()

@@ -26,8 +26,8 @@ class Outcome(NamedTuple):
     """What replace_ did to a family.
 
     outcome: "replaced"; "mixture" if all that was refused are mixtures of experts; "refused"; or "none" if no module
-    is a feedforward block by its name or its class. checked: whether the outputs of the whole model were compared, or those of each
-    block.
+    is a feedforward block by its name or its class. checked: whether the outputs of the whole model were compared, or
+    those of each block.
     """
 
     outcome: str

@@ -34,16 +34,24 @@ SIZES = {
     r"(.*_)?(image_size|img_size)": 32,
     r"(.*_)?lora_rank": 16,
     r"window_size": 4,
+    r"base_channels": 32,
+    r"(.*_)?num_filters": 8,
+    r"(.*_)?codebook_size|num_embeddings": 64,
 }
 STAGES = {"depths": (1, 1), "hidden_sizes": (16, 32), "embed_dims": (16, 32)}  # the first stage, the others
-STAGES |= {"num_attention_heads": (2, 2), "num_heads": (2, 2)}
+STAGES |= {"num_attention_heads": (2, 2), "num_heads": (2, 2), "num_head": (2, 2), "num_groups": (2, 2)}
+STAGES |= {"conv_dim": (32, 32), "embed_dim": (16, 32)}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
+NARROW = {"width_coefficient": 0.5, "depth_coefficient": 0.3}
 WINDOWS = {"image_size": 64, "window_size": 2}
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
 HALF = {"rope_parameters": SECTIONS["rope_parameters"] | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}}
 ERNIE = {"rope_parameters": SECTIONS["rope_parameters"] | {"mrope_section": [1, 1, 2]}}
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "align": {"vision_config": NARROW},
+    "efficientnet": NARROW,
     "bamba": MAMBA,
+    "cvt": {"depth": [1, 2, 3]},
     "bridgetower": {"hidden_size": 64, "vision_config": {"hidden_size": 64}, "text_config": {"hidden_size": 64}},
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4, "visual_embed": False},
     "lilt": {"hidden_size": 48},
@@ -103,7 +111,7 @@ def families() -> dict[str, list[str]]:
 
 
 def build(kind: str) -> nn.Module:
-    """A tiny model with weights for which activations differ from straight lines and nothing is zero or one by chance."""
+    """A tiny model. Its weights are so large that no activation is a straight line, and nothing is 0 or 1 by chance."""
     torch.manual_seed(0)
     name = MODEL_MAPPING_NAMES[kind]
     config = tiny_config(kind)

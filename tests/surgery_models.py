@@ -158,15 +158,10 @@ FAMILIES = {
         "encoder.block.0.layer.1.DenseReluDense",
     ),
     "gemma": (lambda: hf("Gemma", **LLAMA, head_dim=8), TOKENS, "gated", "geglu_tanh", "layers.0.mlp"),
-    "bloom": (
-        lambda: hf("Bloom", vocab_size=50, hidden_size=16, n_layer=2, n_head=2, hidden_dropout=0, attention_dropout=0),
-        TOKENS,
-        "in-layer",
-        "gelu_tanh",
-        "h.0.mlp.dense_h_to_4h",
-    ),
     "falcon": (
-        lambda: hf("Falcon", vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2),
+        lambda: hf(
+            "Falcon", vocab_size=50, hidden_size=16, ffn_hidden_size=48, num_hidden_layers=2, num_attention_heads=2
+        ),
         TOKENS,
         "plain",
         "gelu",

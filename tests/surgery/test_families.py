@@ -14,6 +14,7 @@ import fastff
 
 pytest.importorskip("transformers")
 import transformers
+
 from family_check import assert_same, attempt, double, outputs, row, tried_families
 from family_models import build
 from fastff.surgery.example import example_of

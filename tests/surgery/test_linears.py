@@ -51,7 +51,7 @@ def test_a_subclass_that_computes_the_same_is_linear(dtype, bias):
 @pytest.mark.parametrize("kind", [Scaled, Clipped, Noisy, Raising])
 def test_a_subclass_that_computes_something_else_is_refused(kind):
     assert f"its {kind.__name__} has its own forward, which computes something else" in read_linear(kind(7, 5)).trouble
-    with pytest.raises(ValueError, match="computes something else than nn.Linear"):
+    with pytest.raises(ValueError, match=r"computes something else than nn\.Linear"):
         fastff.replace_(between(nn.GELU(), linear=kind)(), depth=1)
 
 

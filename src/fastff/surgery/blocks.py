@@ -95,7 +95,7 @@ class Block:
 
     name: the path where the FFF goes. activation: as FFF takes it; `activation_at` is the path of a callable one.
     linears: the paths of the linear layers. identity: the paths that become the identity. dropout: the rate on the
-    hidden layer. dropout_after: the path of an nn.Dropout on the output, which is kept, or the rate of a functional one.
+    hidden layer. dropout_after: the path of an nn.Dropout on the output, which is kept, or a functional one's rate.
     """
 
     name: str

@@ -69,8 +69,8 @@ class Finder:
 
     def _check_experts(self, module: nn.Module) -> None:
         """Skip a mixture of experts whose weights are 3-D: its own, or one in each of its children (JetMoE)."""
-        children = [[*child.parameters()] for child in module.children() if not hasattr(child, "kernel_size")]
-        alone = [parameters[0] for parameters in children if len(parameters) == 1]
+        bare = [child for child in module.children() if not hasattr(child, "kernel_size") and not [*child.children()]]
+        alone = [parameters[0] for child in bare if len(parameters := [*child.parameters()]) == 1]
         own = [p.shape for p in [*module.parameters(recurse=False), *alone] if p.dim() == 3 and min(p.shape) > 1]
         if len(own) >= 2 and len({shape[0] for shape in own}) == 1:
             raise Skip("it is a mixture of experts with 3-D weights; an FFF replaces a single network")
