@@ -281,6 +281,13 @@ def test_skipped_beside_replaced():
     assert "one expert of a mixture" in str(report)
 
 
+def test_convolutions_without_biases_are_no_experts():
+    """Wav2Vec2's feature extractor, whose convolutions have 3-D weights of one first size, was called a mixture."""
+    layers = [nn.Sequential(nn.Conv1d(16, 16, 3, padding=1, bias=False), nn.GELU()) for _ in range(3)]
+    model = nn.Sequential(nn.Sequential(*layers), nn.Sequential(*(m[0] for m in layers)), *stack(Mlp()))
+    assert not fastff.replace_(model, depth=1).skipped
+
+
 class NeedsMore(nn.Module):
     """An in-layer block in a layer that does not run on a probe alone."""
 
