@@ -4,7 +4,7 @@
 
 namespace fastff {
 
-enum Activation : int32_t { relu, gelu, gelu_tanh, silu, tanh_, identity, swiglu, geglu };
+enum Activation : int32_t { relu, gelu, gelu_tanh, silu, tanh_, identity, swiglu, geglu, geglu_tanh };
 enum Dtype : int32_t { float32, bfloat16 };
 
 // Laid out as backends/native.py lays it out. A pointer is null where the layer has no such parameter. The weights of

@@ -27,7 +27,7 @@ void activate(float* hidden, const float* gate, int64_t n) {
 // In the order of the enumeration.
 constexpr void (*ACTIVATE[])(float*, const float*, int64_t) = {
     activate<relu>, activate<gelu>, activate<gelu_tanh>, activate<silu>, activate<tanh_>, activate<identity>,
-    activate<silu>, activate<gelu>,
+    activate<silu>, activate<gelu>, activate<gelu_tanh>,
 };
 
 // The neurons that are not zero at all of T rows: behind relu, about half of them at a single row. Returns how many.

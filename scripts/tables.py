@@ -19,6 +19,7 @@ import re
 import sys
 from pathlib import Path
 
+import tables_families
 import tables_learning
 import tables_models
 import tables_regions
@@ -27,7 +28,7 @@ import tables_speed
 from rows import ROOT
 
 TABLES = tables_speed.TABLES | tables_learning.TABLES | tables_search.TABLES | tables_models.TABLES
-TABLES |= tables_regions.TABLES
+TABLES |= tables_regions.TABLES | tables_families.TABLES
 PLACE = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n.*?^<!-- end -->$", re.M | re.S)
 MARK = re.compile(r"^<!-- (table:.*|end) -->$", re.M)
 

@@ -13,7 +13,7 @@ from fastff.activations import function
 from fastff.backends import Request
 from fastff.tensors import Leaves
 
-ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"]
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu", "geglu_tanh"]
 
 
 def make(in_features=5, out_features=4, *, depth=3, leaf_width=3, scale=1.0, **options):

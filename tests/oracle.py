@@ -10,7 +10,7 @@ of the same heap, so that one recursion reaches both.
     node_bias        (nodes,)          or (nodes, n)
     node_out_weight  (nodes, n)        node_out_bias (nodes,); only for n > 1
     leaf_in_weight   (leaves, l, in)   leaf_in_bias (leaves, l) or None
-    leaf_gate_weight (leaves, l, in)   leaf_gate_bias (leaves, l) or None; only for "swiglu" and "geglu"
+    leaf_gate_weight (leaves, l, in)   leaf_gate_bias (leaves, l) or None; only for gated ones
     leaf_out_weight  (leaves, l, out)  leaf_out_bias (leaves, out) or None
 
 The second half is the noisy top-k gate of Shazeer et al. (2017), section 2.1 and appendix A, in the same manner.
@@ -38,7 +38,7 @@ ACTIVATIONS = {
     "gelu": lambda z: z * normal_cdf(z),
     "gelu_tanh": lambda z: z / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
 }
-GATED = {"swiglu": "silu", "geglu": "gelu"}
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 def dot(a, b):

@@ -50,12 +50,18 @@ class Residual(nn.Module):
 class Functional(nn.Module):
     """A block whose activation no module shows."""
 
-    def __init__(self, drop=0.0, f=nn.functional.silu):
+    def __init__(self, drop=0.0, f=nn.functional.silu, drop_out=0.0, drop_rows=False):
         super().__init__()
-        self.a, self.b, self.drop, self.f = nn.Linear(16, 48), nn.Linear(48, 16), drop, f
+        self.a, self.b, self.f = nn.Linear(16, 48), nn.Linear(48, 16), f
+        self.drop, self.drop_out, self.drop_rows = drop, drop_out, drop_rows
 
     def forward(self, x):
-        return self.b(nn.functional.dropout(self.f(self.a(x)), self.drop, self.training))
+        hidden, dropout = self.f(self.a(x)), nn.functional.dropout
+        if self.drop_rows:
+            hidden = hidden * dropout(torch.ones_like(hidden[..., :1]), self.drop, self.training)
+        else:
+            hidden = dropout(hidden, self.drop, self.training)
+        return dropout(self.b(hidden), self.drop_out, self.training)
 
 
 def stack(*mlps):
@@ -143,6 +149,23 @@ FAMILIES = {
         "gated",
         "swiglu",
         "encoder.block.0.layer.1.DenseReluDense",
+    ),
+    "t5-1.1": (
+        lambda: hf("T5", **T5, feed_forward_proj="gated-gelu"),
+        TOKENS,
+        "gated",
+        "geglu_tanh",
+        "encoder.block.0.layer.1.DenseReluDense",
+    ),
+    "gemma": (lambda: hf("Gemma", **LLAMA, head_dim=8), TOKENS, "gated", "geglu_tanh", "layers.0.mlp"),
+    "falcon": (
+        lambda: hf(
+            "Falcon", vocab_size=50, hidden_size=16, ffn_hidden_size=48, num_hidden_layers=2, num_attention_heads=2
+        ),
+        TOKENS,
+        "plain",
+        "gelu",
+        "h.0.mlp",
     ),
     "gpt-neox": (
         lambda: hf("GPTNeoX", **SIZES, **TEXT),

@@ -490,7 +490,7 @@ def test_meta_device():
         (
             {"activation": "rellu"},
             ValueError,
-            "activation must be one of relu, gelu, .*geglu, or a callable; got 'rellu'",
+            "activation must be one of relu, gelu, .*geglu_tanh, or a callable; got 'rellu'",
         ),
         ({"activation": 3}, TypeError, "activation must be a name or a callable; got 3"),
         ({"activation": nn.ReLU}, TypeError, "got the class ReLU; pass an instance"),

@@ -1,6 +1,7 @@
 """The activations a leaf can have: a name, or any elementwise callable.
 
-A gated activation has two input matrices and multiplies: swiglu is silu(x G) * (x W), geglu is gelu(x G) * (x W).
+A gated activation has two input matrices and multiplies: swiglu is silu(x G) * (x W), geglu is gelu(x G) * (x W), and
+geglu_tanh is geglu with the tanh form of gelu (Gemma, T5 1.1).
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "identity": identity,
 }
-GATED: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu}
+GATED: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu, "geglu_tanh": gelu_tanh}
 
 
 def check(activation: Activation) -> None:

@@ -54,7 +54,7 @@ double act(Activation activation, double x) {
     switch (activation) {
         case relu: return x < 0 ? 0 : x;
         case gelu: case geglu: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
-        case gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+        case gelu_tanh: case geglu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
         case silu: case swiglu: return x / (1 + std::exp(-x));
         case tanh_: return std::tanh(x);
         case identity: return x;
@@ -75,7 +75,7 @@ struct Case {
 
     Case() {
         layer.dtype = Dtype(pick({0, 1}));
-        layer.activation = Activation(generator() % 8);
+        layer.activation = Activation(generator() % (geglu_tanh + 1));
         layer.in = pick({1, 3, 5, 8, 16, 17, 37, 64, 1030});
         layer.out = pick({1, 2, 7, 10, 16, 29, 33, 100, 400});
         layer.depth = pick({0, 1, 2, 3, 6});

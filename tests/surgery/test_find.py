@@ -120,6 +120,46 @@ class Gained(nn.Module):
         return self.fc2(self.act(self.fc1(x)) * self.gain)
 
 
+class Inline(nn.Module):
+    """As ESM's layer: between two modules the forward itself calls an activation, which no attribute holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 48), nn.LayerNorm(16), nn.Linear(48, 16)
+
+    def forward(self, x):
+        return self.norm(x + self.down(nn.functional.gelu(self.up(x))))
+
+
+class WithResidual(nn.Module):
+    """As BLOOM's and MPT's block: it takes the residual and adds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(16, 48), nn.GELU(), nn.Linear(48, 16)
+
+    def forward(self, x, residual):
+        return residual + self.down(self.act(self.up(x)))
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(16), WithResidual()
+
+    def forward(self, x):
+        return self.mlp(self.norm(x), x)
+
+
+def test_a_block_that_takes_the_residual_keeps_its_module():
+    model = Outer()
+    dense = copy.deepcopy(model)
+    report = fastff.replace_(model, depth=1)
+    assert [(r.name, r.form) for r in report.replaced] == [("mlp.up", "in-layer")]
+    assert isinstance(model.mlp, WithResidual)
+    torch.testing.assert_close(model(VECTORS), dense(VECTORS))
+
+
 MIXTRAL = LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 1}
 REFUSED = {
     "mixtral": (lambda: hf("Mixtral", **MIXTRAL), "layers.0.mlp.experts: it is a mixture of experts"),
@@ -146,8 +186,9 @@ REFUSED = {
     "parametrised": (parametrised, "0.mlp: its ParametrizedLinear is quantised, wrapped or parametrised"),
     "meta": (lambda: stack(Mlp()).to("meta"), "meta device"),
     "dtypes": (mixed, "its linear layers differ in dtype"),
-    "functional dropout": (lambda: stack(Functional(0.5)), "in training its output is random"),
-    "gated gelu_tanh": (lambda: hf("T5", **T5, feed_forward_proj="gated-gelu"), "it is gated by gelu_tanh"),
+    "stochastic depth": (lambda: stack(Functional(0.5, drop_rows=True)), "in training its output is random"),
+    "gated relu": (lambda: hf("T5", **T5, feed_forward_proj="gated-relu"), "it is gated by relu"),
+    "inline": (lambda: nn.Sequential(Inline()), "0: its activation is written inside a forward or has parameters"),
     "the model itself": (Mlp, "the model: it is the model itself"),
     "no block": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "in 1 x Conv2d, 1 x Flatten"),
     "compiled": (lambda: torch.compile(stack(Mlp())), "Call it before torch.compile"),
@@ -238,6 +279,13 @@ def test_skipped_beside_replaced():
     assert [r.name for r in report.replaced] == ["0.mlp", "2.mlp"]
     assert [s.name for s in report.skipped] == ["1.mlp", "3.experts.0", "3.experts.1"]
     assert "one expert of a mixture" in str(report)
+
+
+def test_convolutions_without_biases_are_no_experts():
+    """Wav2Vec2's feature extractor, whose convolutions have 3-D weights of one first size, was called a mixture."""
+    layers = [nn.Sequential(nn.Conv1d(16, 16, 3, padding=1, bias=False), nn.GELU()) for _ in range(3)]
+    model = nn.Sequential(nn.Sequential(*layers), nn.Sequential(*(m[0] for m in layers)), *stack(Mlp()))
+    assert not fastff.replace_(model, depth=1).skipped
 
 
 class NeedsMore(nn.Module):

@@ -28,7 +28,10 @@ from .request import Kind, Request
 
 # In the order of csrc/layer.h.
 _ACTIVATIONS = {
-    name: code for code, name in enumerate(["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu"])
+    name: code
+    for code, name in enumerate(
+        ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity", "swiglu", "geglu", "geglu_tanh"]
+    )
 }
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")

@@ -1,6 +1,7 @@
 """Surgery: turn a trained model into one with FFF layers. Find its feedforward blocks, verify them, replace them.
 
-Find:     find.py searches; inventory.py, trace.py and match.py help it; blocks.py describes a block.
+Find:     find.py searches; inventory.py, linears.py, trace.py, match.py and dropouts.py help it; example.py makes a
+          batch for the whole model; blocks.py describes a block.
 Replace:  replace.py; choose.py filters, fit.py and leaves.py fill the layers, outputs.py checks the result, apply.py
           edits the model, undo.py restores it after an error.
 Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_model.py); closeness.py measures.

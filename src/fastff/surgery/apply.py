@@ -67,7 +67,8 @@ def edits_for(model: nn.Module, entry: Mapping[str, Any], layer: FFF) -> list[Ed
     """The edits that put a layer in the place of one block."""
     new: nn.Module = layer
     if entry["dropout_after"]:
-        after = model.get_submodule(entry["dropout_after"])
+        after = entry["dropout_after"]
+        after = model.get_submodule(after) if isinstance(after, str) else nn.Dropout(after).train(layer.training)
         new = nn.Sequential(OrderedDict(fff=layer, dropout=after))
     new.training = layer.training
     edits = [Edit(*_slot(model, entry["name"]), new)]

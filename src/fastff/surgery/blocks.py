@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..activations import GATED, PLAIN, Activation, apply
+from .linears import Linear, agrees, wide_dtype
 
 # The forms that surgery looks for. The first three are modules that do nothing else and are replaced whole. In the last
 # two, the FFF replaces the first linear layer, and everything up to and including the second becomes the identity.
@@ -27,53 +28,6 @@ class Skip(Exception):
 
 class CannotRun(Skip):
     """It does not run on a probe; it counts as skipped only if it visibly has an activation."""
-
-
-class Linear(NamedTuple):
-    """The sizes and weights of a linear layer. `trouble` says why the weights cannot be read, if they cannot."""
-
-    in_features: int
-    out_features: int
-    weight: Tensor = torch.empty(0)  # (out, in)
-    bias: Tensor | None = None
-    trouble: str = ""
-
-
-def read_linear(module: nn.Module) -> Linear | None:
-    """Read a linear layer: an nn.Linear, or one with transposed weights, as GPT-2's Conv1D. None for other modules."""
-    own = dict(module.named_parameters(recurse=False))
-    if isinstance(module, nn.Linear):
-        sizes = module.in_features, module.out_features
-    elif set(own) == {"weight", "bias"} and own["weight"].dim() == 2 and own["bias"].shape == own["weight"].shape[1:]:
-        sizes = own["weight"].shape[0], own["weight"].shape[1]
-    elif next(module.parameters(), None) is None or hasattr(module, "base_layer"):
-        # Quantised layers keep packed weights and adapters wrap a base_layer: they have sizes but no weight parameter.
-        sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)  # type: ignore[assignment]
-        if not all(isinstance(size, int) for size in sizes):
-            return None
-    else:
-        return None
-    kind = type(module).__name__
-    if isinstance(module, nn.Linear) and (
-        type(module).forward is not nn.Linear.forward or set(own) - {"weight", "bias"} or [*module.buffers()]
-    ):
-        return Linear(
-            *sizes, trouble=f"its {kind} is more than a linear layer: it has extra tensors or its own forward"
-        )
-    if "weight" not in own or not all(map(_is_plain, own.values())) or next(module.children(), None) is not None:
-        why = f"its {kind} is quantised, wrapped or parametrised; its weights cannot be read: call replace_ before that"
-        return Linear(*sizes, trouble=why)
-    if own["weight"].is_meta:
-        return Linear(*sizes, trouble="it is on the meta device, which holds no weights")
-    weight, bias = own["weight"].detach(), own.get("bias")
-    weight = weight if isinstance(module, nn.Linear) else weight.T
-    return Linear(*sizes, weight, None if bias is None else bias.detach())
-
-
-def _is_plain(parameter: Tensor) -> bool:
-    """Whether a parameter is a plain floating-point tensor: no subclass, no sparse layout, no integers, no float8."""
-    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    return type(parameter) in (nn.Parameter, Tensor) and parameter.layout is torch.strided and parameter.dtype in kinds
 
 
 @dataclass(frozen=True)
@@ -100,18 +54,13 @@ class Weights:
         return apply(act, F.linear(x, self.up, self.up_bias), gate)
 
     def explain(self, x: Tensor, y: Tensor, act: Activation) -> bool:
-        """Whether y is the block's output at x.
-
-        The error of y against float64 may be four times the error of the same steps in x's dtype: another order of
-        summation, or another way to compute the activation, stays below that.
-        """
+        """Whether y is the block's output at x."""
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            return False
         if x.dtype != self.up.dtype or y.shape != x.shape[:-1] + self.down.shape[:1]:
             return False
-        wide = torch.float32 if x.device.type == "mps" else torch.float64
-        exact = self.to(wide).compute(x.to(wide), act)
-        rounding = (self.compute(x, act).to(wide) - exact).norm()
-        eps = torch.finfo(x.dtype).eps
-        return bool((y.to(wide) - exact).norm() <= 4 * rounding + 8 * eps * exact.norm())
+        wide = wide_dtype(x)
+        return agrees(y, self.compute(x, act), self.to(wide).compute(x.to(wide), act))
 
 
 def form_of(linears: Sequence[Linear]) -> str:
@@ -146,7 +95,7 @@ class Block:
 
     name: the path where the FFF goes. activation: as FFF takes it; `activation_at` is the path of a callable one.
     linears: the paths of the linear layers. identity: the paths that become the identity. dropout: the rate on the
-    hidden layer. dropout_after: the path of an nn.Dropout on the output, which is kept.
+    hidden layer. dropout_after: the path of an nn.Dropout on the output, which is kept, or a functional one's rate.
     """
 
     name: str
@@ -157,7 +106,7 @@ class Block:
     activation_at: str = ""
     identity: tuple[str, ...] = ()
     dropout: float = 0.0
-    dropout_after: str = ""
+    dropout_after: str | float = ""
     requires_grad: dict[str, bool] = field(default_factory=dict)
 
     @property

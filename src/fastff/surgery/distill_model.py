@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from ..batches import batches, check_reached, evaluation_mode, watch_calls
 from ..interrupts import guarded
 from ..layer import FFF
-from .blocks import Block, read_linear
+from .blocks import Block
 from .closeness import check_same_shape, check_varies, drift, first_tensor
 from .distill_layer import Advance, visited
 from .inputs import run_on
+from .linears import read_linear
 from .report import Distillation, Distilled, Report, diverged, no_better
 
 Loss = Callable[[Any, Any, Any], Tensor]

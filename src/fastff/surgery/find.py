@@ -16,11 +16,12 @@ from ..activations import function
 from ..baselines import FF
 from ..layer import FFF
 from .blocks import Block, CannotRun, Skip, recognise
+from .dropouts import check_dropout_place, functional_rates, hidden_dropout
 from .inventory import Inventory
-from .match import Match, check_dropout_place, hidden_dropout, match
+from .match import Match, match
 from .trace import Call, probe, required, run, run_example
 
-_RANDOM = "in training its output is random or differs, and no nn.Dropout explains it"
+_RANDOM = "in training its output is random or differs, and no dropout that FFF has explains it"
 
 
 class Finder:
@@ -67,8 +68,10 @@ class Finder:
             self.blocks.append(block)
 
     def _check_experts(self, module: nn.Module) -> None:
-        """Skip a mixture of experts whose weights are 3-D."""
-        own = [p.shape for p in module.parameters(recurse=False) if p.dim() == 3 and min(p.shape) > 1]
+        """Skip a mixture of experts whose weights are 3-D: its own, or one in each of its children (JetMoE)."""
+        bare = [child for child in module.children() if not hasattr(child, "kernel_size") and not [*child.children()]]
+        alone = [parameters[0] for child in bare if len(parameters := [*child.parameters()]) == 1]
+        own = [p.shape for p in [*module.parameters(recurse=False), *alone] if p.dim() == 3 and min(p.shape) > 1]
         if len(own) >= 2 and len({shape[0] for shape in own}) == 1:
             raise Skip("it is a mixture of experts with 3-D weights; an FFF replaces a single network")
 
@@ -79,7 +82,7 @@ class Finder:
         if not path:
             raise Skip("it is the model itself, which cannot be replaced in place; build an FFF instead")
         if required(owner) > 1:
-            raise CannotRun("it takes more than one input")
+            return self._with_more_inputs(owner)
         if self.inventory.is_expert(owner):
             raise Skip("it is one expert of a mixture, beside a router")
         first = self.linears[linears[0]]
@@ -97,16 +100,19 @@ class Finder:
         far = x * (20 if x.dtype == torch.float16 else 500)  # where a clipped activation shows
         if not found.weights.explain(far, self._run(owner, far, training=False)[0], found.function):
             raise Skip("at large inputs its output differs from the one recomputed from its weights: it is clipped")
-        train = self._run(owner, x, training=True)[0]
+        after: list[nn.Module | float]
         after = [call.module for call in calls[_at(calls, order[-1]) + 1 :] if isinstance(call.module, nn.Dropout)]
         inner = calls[: _at(calls, order[-1])]
         hidden = [call.module for call in inner if isinstance(call.module, nn.Dropout)]
+        dropout = hidden_dropout(hidden)
         if isinstance(owner, FF):
             dropout = owner.dropout
-        elif not found.weights.explain(x, train, found.function):
-            raise Skip(_RANDOM)
-        else:
-            dropout = hidden_dropout(hidden)
+        elif not found.weights.explain(x, self._run(owner, x, training=True)[0], found.function):
+            functional = self._functional(owner, order, found, probe(first.in_features, x, (16, 16)) * x.std())
+            if dropout and functional[0]:
+                raise Skip("it has more than one dropout on its hidden layer")
+            dropout = dropout or functional[0]
+            after += [rate for rate in functional[1:] if rate]
         if any(call.module in hidden for call in calls[: _at(calls, order[0])]):
             raise Skip("it has dropout on its inputs, which FFF does not support")
         check_dropout_place(inner, found, x)
@@ -114,8 +120,26 @@ class Finder:
             raise Skip("it has more than one dropout on its outputs")
         return self._block(path, owner, order, found, dropout, after=after[0] if after else None)
 
+    def _functional(self, owner: nn.Module, order: list[nn.Module], found: Match, x: Tensor) -> tuple[float, float]:
+        """The rates of functional dropout on the hidden layer and on the output of a whole block."""
+        y, calls = self._run(owner, x, training=True)
+        inputs = [call.input for module in order for call in calls if call.module is module]
+        rates = functional_rates(found.weights, found.function, x, inputs[:-1], inputs[-1], y)
+        if rates is None or len(inputs) != len(order):
+            raise Skip(_RANDOM)
+        return rates
+
+    def _with_more_inputs(self, owner: nn.Module) -> Block:
+        """A block whose module also takes, say, the residual (BLOOM, MPT): the module stays, its parts are replaced."""
+        block = self._in_place(owner)
+        if block is None:
+            raise CannotRun("it takes more than one input, and is not two linear layers with an activation between")
+        return block
+
     def _in_place(self, scope: nn.Module) -> Block | None:
         """A block whose parts lie in a larger module, at most two levels down and in different children of it."""
+        if isinstance(scope, nn.ModuleList | nn.ModuleDict):
+            return None
         near = {n: m for n, m in scope.named_modules() if n and n.count(".") < 2 and m not in self.covered}
         pairs = [
             (m, k)
@@ -124,9 +148,13 @@ class Finder:
             and self.linears[m].out_features == self.linears[k].in_features
             and self.linears[m].in_features == self.linears[k].out_features
         ]
-        if not pairs or not self.inventory.shows_activation(scope, near.values()):
+        if not pairs:
             return None
         widening = [pair for pair in pairs if self.linears[pair[0]].out_features > self.linears[pair[0]].in_features]
+        if not self.inventory.shows_activation(scope, near.values()):
+            if widening and sum(m in self.linears for m in near.values()) == 2:
+                raise Skip("its activation is written inside a forward or has parameters, so it cannot be taken out")
+            return None
         first = self.linears[pairs[0][0]]
         if any(linear.trouble for m in near.values() if (linear := self.linears.get(m))):
             if widening:
@@ -166,7 +194,9 @@ class Finder:
         if not acting:
             functions = self.inventory.functions([*parents, scope])
             acting = [path for path, f in functions.items() if recognise(f) == found.activation][:1]
-        if len(acting) != 1:
+        if len(acting) > 1:
+            raise Skip("more than an activation lies between its two linear layers")
+        if not acting:
             raise Skip("its activation is written inside a forward and cannot be removed from there")
         if any(call.module is m for m in [*modules, *others] for call in [*calls[:i], *calls[j + 1 :]]):
             raise Skip("one of its linear layers, or its activation, is used twice in the same layer")
@@ -213,7 +243,7 @@ class Finder:
         dropout: float,
         *,
         identity: Iterable[str] = (),
-        after: nn.Module | None = None,
+        after: nn.Module | float | None = None,
     ) -> Block:
         """The block that replaces these linear layers, in the order of their calls, by an FFF at `path`."""
         at = ""
@@ -240,7 +270,7 @@ class Finder:
             activation_at=at,
             identity=tuple(identity),
             dropout=dropout,
-            dropout_after="" if after is None else self.paths[after],
+            dropout_after=self.paths[after] if isinstance(after, nn.Module) else after or "",
             requires_grad=grads,
         )
 

@@ -66,5 +66,5 @@ def _below(above: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         "activation": {"at": full(activation["at"])} if isinstance(activation, dict) else activation,
         "linears": [full(path) for path in entry["linears"]],
         "identity": [full(path) for path in entry["identity"]],
-        "dropout_after": full(entry["dropout_after"]),
+        "dropout_after": full(after) if isinstance(after := entry["dropout_after"], str) else after,
     }

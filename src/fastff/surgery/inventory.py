@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..layer import FFF
-from .blocks import Skip, form_of, read_linear
+from .blocks import Skip, form_of
+from .linears import read_linear
 from .specification import is_activation_name
 
 _HOOKS = ["_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks"]

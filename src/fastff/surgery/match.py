@@ -1,12 +1,12 @@
-"""Explain what a candidate computed: as one reading of its weights with one activation, and with dropout FFF has."""
+"""Explain what a candidate computed, as one reading of its weights with one activation."""
 
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..activations import PLAIN, Activation
-from .blocks import Linear, Skip, Weights, gated_name, readings, recognise
-from .trace import Call
+from .blocks import Skip, Weights, gated_name, readings, recognise
+from .linears import Linear
 
 
 class Match(NamedTuple):
@@ -48,32 +48,9 @@ def _name_gate(found: Match) -> Match:
     name = gated_name(found.activation)
     if name is None:
         act = activation_name(found.activation)
-        raise Skip(f"it is gated by {act}; FFF has gates with silu (swiglu) and gelu (geglu)")
+        raise Skip(f"it is gated by {act}; FFF has gates with silu (swiglu) and gelu (geglu, geglu_tanh)")
     return found._replace(activation=name)
 
 
 def activation_name(activation: Activation) -> str:
     return activation if isinstance(activation, str) else getattr(activation, "__name__", type(activation).__name__)
-
-
-def hidden_dropout(drops: list[nn.Dropout]) -> float:
-    """The rate of the dropout on a hidden layer."""
-    rates = [m.p for m in drops if m.p > 0]
-    if 1 in rates:
-        raise Skip("its dropout rate is 1, which zeroes the whole hidden layer")
-    if len(rates) > 1:
-        raise Skip("it has more than one dropout on its hidden layer")
-    return float(rates[0]) if rates else 0.0
-
-
-def check_dropout_place(calls: list[Call], found: Match, x: Tensor) -> None:
-    """Skip a block if a dropout among these calls does not act on the hidden layer that leads to the output."""
-    if found.activation in ("relu", "identity"):
-        return  # dropout before or after these is the same
-    hidden = found.weights.hidden(x, found.function).double()
-    for call in calls:
-        if not isinstance(call.module, nn.Dropout) or not call.module.p:
-            continue
-        seen = call.input.double()
-        if seen.shape != hidden.shape or (seen - hidden).norm() > 0.01 * hidden.norm():
-            raise Skip("its dropout comes before the activation, where FFF has none")

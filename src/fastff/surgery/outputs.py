@@ -11,20 +11,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from .blocks import Block
-from .trace import probe, run_example
+from .trace import probe, run_example, tensors_of
 from .trace import run as run_part
 
 
 class OutputCheck:
-    """Records a model's outputs, in training mode but without dropout, when it is created; `check` compares."""
+    """Records a model's outputs when it is created; `check` compares.
+
+    The model is in eval(), where nothing is random, with the soft pass of its FFF layers: the one that can be exact.
+    """
 
     def __init__(self, model: nn.Module, blocks: list[Block], example: Any) -> None:
         self.before: list[tuple[str, Callable[[], Any], list[Tensor]]] = []
         if example is not None:
-            self._add("the model", lambda: run_example(model, example, training=True)[0])
+            self._add("the model", lambda: run_example(model, example, training=False, soft=True)[0])
         for block in blocks:
             if block.identity:
                 scope = model.get_submodule(_common(block.linears))
@@ -32,7 +34,7 @@ class OutputCheck:
 
     def _add(self, name: str, run: Callable[[], Any]) -> None:
         try:
-            self.before.append((name, run, _tensors(run())))
+            self.before.append((name, run, tensors_of(run())))
         except Exception:  # foreign code, which may raise anything: it does not run alone
             return
 
@@ -41,7 +43,7 @@ class OutputCheck:
         for name, run, before in self.before:
             leave = "Exclude the block with filter=."
             try:
-                after = _tensors(run())
+                after = tensors_of(run())
             except Exception as error:
                 raise ValueError(f"{name} does not run with FFF layers: {error}. {leave}") from error
             shapes = [[tuple(t.shape) for t in tensors] for tensors in (before, after)]
@@ -53,12 +55,7 @@ class OutputCheck:
 
 
 def _alone(scope: nn.Module, x: Tensor) -> Any:
-    return run_part(scope, x, training=True)[0]
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    found = tree_leaves(dict(output) if hasattr(output, "keys") else output)
-    return [value.detach() for value in found if isinstance(value, Tensor)]
+    return run_part(scope, x, training=False, soft=True)[0]
 
 
 def _same(old: Tensor, new: Tensor) -> bool:

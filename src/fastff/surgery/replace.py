@@ -17,6 +17,7 @@ from .apply import Edit, build_layer, commit, edits_for, remember
 from .blocks import Block
 from .choose import Filter, check_filter, choose, leaf_width_of
 from .closeness import MIN_INPUTS, hold_out, missed
+from .example import example_of
 from .fit import INITS, Init, from_data_
 from .inputs import inputs_in_example, inputs_of
 from .match import activation_name
@@ -67,8 +68,9 @@ def replace_(
         data: for init="data", batches for the model, as in `initialize_tree_`.
         samples: the number of inputs to collect for a block; later batches are not read. The inputs of all blocks are
             in memory at once.
-        example: a small batch for the whole model. It is needed to verify blocks inside a layer that does not run on
-            its own (the report says so), and shows whether the converted model still runs.
+        example: a small batch for the whole model. It verifies blocks inside a layer that does not run on its own,
+            and shows whether the converted model still runs. By default one is made from the model's config, as Hugging
+            Face models have it; the report says where that was not enough.
     """
     check_mode()
     check_model(model)
@@ -87,10 +89,11 @@ def replace_(
         batches(data)
     sizes = {"depth": depth, "node_width": node_width, "transposition": float(transposition), "decision": decision}
     with unchanged_on_error(model):
-        chosen, skipped = choose(model, example, globs)
+        sample = example_of(model) if example is None else example
+        chosen, skipped = choose(model, sample, globs)
         widths = {block.name: leaf_width_of(block, depth, leaf_width) for block in chosen}
         entries = [entry_of(block, {**sizes, "leaf_width": widths[block.name]}) for block in chosen]
-        return _operate(model, chosen, entries, skipped, init, data, samples, example)
+        return _operate(model, chosen, entries, skipped, init, data, samples, example, sample)
 
 
 def _operate(
@@ -102,6 +105,7 @@ def _operate(
     data: Any,
     samples: int,
     example: Any,
+    sample: Any,
 ) -> Report:
     """Build the layers, fill them, measure them, put them in, and check that the model still runs."""
     if init == "data":
@@ -122,8 +126,8 @@ def _operate(
 
     before = _parameters(model)
     exact = init == "dense" and all(r.leaf_width << r.depth >= r.width for r in replaced)
-    exact = exact and not any(block.dropout for block in chosen)
-    outputs = OutputCheck(model, chosen, example if example is not None else _first(data))
+    first = None if example is not None else _first(data)
+    outputs = OutputCheck(model, chosen, sample if first is None else first)
     commit([*edits, *remember(model, entries)])
     outputs.check(exact)
     dense = sum(block.width for block in chosen)

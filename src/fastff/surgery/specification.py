@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ..activations import GATED, PLAIN
-from .blocks import FORMS, Block, read_linear, recognise
+from .blocks import FORMS, Block, recognise
+from .linears import read_linear
 
 Specification = list[dict[str, Any]]
 
@@ -66,8 +67,10 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
         if not fine:
             raise ValueError(f"{key} in a specification must be {what}; got {entry[key]!r:.80}.")
 
-    for key in ("name", "form", "decision", "dropout_after"):
+    for key in ("name", "form", "decision"):
         need(key, isinstance(entry[key], str), "a string")
+    after = entry["dropout_after"]
+    need("dropout_after", isinstance(after, str) or (type(after) is float and 0 < after < 1), "a path or a rate")
     need("name", entry["name"] != "", "the name of a module")
     need("form", entry["form"] in FORMS, f"one of {', '.join(FORMS)}")
     need("decision", entry["decision"] in ("soft", "straight_through"), "'soft' or 'straight_through'")
@@ -100,7 +103,8 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
 def check_fit(model: nn.Module, entry: Mapping[str, Any]) -> None:
     """Raise unless the model has the block that a checked entry describes."""
     name, form, activation = entry["name"], entry["form"], entry["activation"]
-    for path in [name, *entry["linears"], *entry["identity"], entry["dropout_after"] or name]:
+    after = entry["dropout_after"] if isinstance(entry["dropout_after"], str) else ""
+    for path in [name, *entry["linears"], *entry["identity"], after or name]:
         part_at(model, path, name)
     owner = module_at(model, name)
     modules = [module_at(model, path) for path in entry["linears"]]
@@ -113,7 +117,6 @@ def check_fit(model: nn.Module, entry: Mapping[str, Any]) -> None:
     own = {id(tensor) for module in modules for tensor in module.parameters()}
     if form not in IN_PLACE and any(id(t) not in own for t in [*owner.parameters(), *owner.buffers()]):
         raise ValueError(f"the specification replaces {name!r}, which has more than linear layers in this model.")
-    after = entry["dropout_after"]
     if after and not isinstance(module_at(model, after), nn.Dropout):
         raise ValueError(f"the specification says that {after!r} is an nn.Dropout; in this model it is something else.")
     acting = [activation["at"]] if isinstance(activation, dict) else []

@@ -2,13 +2,16 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..batches import evaluation_mode, feed, watch_calls
 from ..interrupts import guarded
+from ..layer import FFF
 from ..switches import PROBING
 
 
@@ -33,23 +36,29 @@ def required(scope: nn.Module) -> int:
     return max(sum(p.kind in kinds and p.default is p.empty for p in parameters), 1)
 
 
-def run(scope: nn.Module, x: Tensor, *, training: bool) -> tuple[Any, list[Call]]:
+def run(scope: nn.Module, x: Tensor, *, training: bool, soft: bool = False) -> tuple[Any, list[Call]]:
     """The output of a module at x, and the calls below it. Other required inputs are None or, if that fails, x."""
     others = required(scope) - 1
     try:
-        return _watched(scope, lambda: scope(x, *[None] * others), training)
+        return _watched(scope, lambda: scope(x, *[None] * others), training, soft)
     except Exception:  # foreign code, which may raise anything
         if not others:
             raise
-    return _watched(scope, lambda: scope(x, *[x] * others), training)
+    return _watched(scope, lambda: scope(x, *[x] * others), training, soft)
 
 
-def run_example(model: nn.Module, example: Any, *, training: bool) -> tuple[Any, list[Call]]:
-    """The output of a model on a batch for it, and the calls below it."""
-    return _watched(model, lambda: feed(model, example), training)
+def run_example(model: nn.Module, example: Any, *, training: bool, soft: bool = False) -> tuple[Any, list[Call]]:
+    """The output of a model on a batch for it, and the calls below it. soft: FFF layers take the soft pass anyway."""
+    return _watched(model, lambda: feed(model, example), training, soft)
 
 
-def _watched(scope: nn.Module, call: Callable[[], Any], training: bool) -> tuple[Any, list[Call]]:
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors in a model's output, whatever holds them."""
+    found = tree_leaves(dict(output) if hasattr(output, "keys") else output)
+    return [value.detach() for value in found if isinstance(value, Tensor)]
+
+
+def _watched(scope: nn.Module, call: Callable[[], Any], training: bool, soft: bool) -> tuple[Any, list[Call]]:
     calls: list[Call] = []
     childless = [module for module in scope.modules() if next(module.children(), None) is None]
     seen = watch_calls(childless, lambda *call: calls.append(Call(*call)))
@@ -57,7 +66,22 @@ def _watched(scope: nn.Module, call: Callable[[], Any], training: bool) -> tuple
         for module in scope.modules():
             # In training, nn.Dropout stays off: whatever is still random then comes from no module.
             module.training = training and not isinstance(module, nn.Dropout)
-        return call(), calls
+        with _soft(scope) if soft else nullcontext():
+            return call(), calls
+
+
+@guarded
+def _soft(scope: nn.Module) -> Iterator[None]:
+    """Within the block, FFF layers are in train() without their own dropout."""
+    layers = [module for module in scope.modules() if isinstance(module, FFF)]
+    rates = [layer.dropout for layer in layers]
+    try:
+        for layer in layers:
+            layer.training, layer.dropout = True, 0.0
+        yield
+    finally:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.dropout = rate
 
 
 @guarded
