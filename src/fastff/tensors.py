@@ -65,6 +65,25 @@ class Soft(NamedTuple):
     mixture: Tensor  # (batch, leaves): the weights that were used
 
 
+class SampledOptions(NamedTuple):
+    """How a sampled pass decides. The first three are as in SoftOptions."""
+
+    temperature: Tensor | float = 1.0
+    transposition: float = 0.0
+    dropout: float = 0.0
+    alternatives: int = 1  # other leaves that each sample tries, up to the depth
+    estimator: str = "mixture"  # how they are drawn: fastff.sampling
+    sparse: bool = False  # gradients of the parameters are sparse: of the visited nodes and leaves alone
+
+
+class Sampled(NamedTuple):
+    """What a sampled pass computes: the output, and the path of each sample for the losses on the tree."""
+
+    output: Tensor  # (..., out)
+    logits: Tensor  # (batch, depth): of the nodes on the path, scaled by the temperature, before transposition
+    leaf: Tensor  # (batch,): the leaf that was visited
+
+
 Parts = TypeVar("Parts", Tree, Leaves)
 
 

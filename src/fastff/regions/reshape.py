@@ -254,6 +254,7 @@ def _rearrange_(
             else:
                 parameter.data = value
         layer.depth, layer.last_logits, layer.last_mixture = depth, None, None
+        layer.last_path = layer.last_leaf = layer.running_shares = None
     return Reshaped(depth, leaves)
 
 
