@@ -282,6 +282,9 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
 def touched(grad: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of a gradient that are not zero, and their values."""
     if grad.is_sparse:
+        rows = grad._indices()[0]
+        if (rows[1:] > rows[:-1]).all():  # one backward: coalesce() would copy all values
+            return rows, grad._values()
         grad = grad.coalesce()
         return grad.indices()[0], grad.values()
     rows = grad.flatten(1).any(1) if grad.dim() > 1 else grad != 0

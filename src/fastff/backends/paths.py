@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import tree as heap
 from ..activations import Activation
 from ..tensors import Tree, at_least_float32
-from .reference import node_logit
+from . import reference
 from .segments import scatter_rows
 
 
@@ -61,6 +61,15 @@ def logits(x: Tensor, node: Tensor, tree: Tree, activation: Activation, sparse: 
     return _Logits.apply(x, node, tree.weight, tree.bias, sparse)  # type: ignore[no-untyped-call]
 
 
+def node_logit(x: Tensor, node: Tensor, tree: Tree, activation: Activation) -> Tensor:
+    """As reference.node_logit; index_select copies rows in half the time of an index (EPYC)."""
+    if tree.out_weight is not None:
+        return reference.node_logit(x, node, tree, activation)
+    wide = at_least_float32(x.dtype)
+    weight, bias = tree.weight.index_select(0, node), tree.bias.index_select(0, node)
+    return torch.linalg.vecdot(x.to(wide), weight.to(wide)) + bias.to(wide)
+
+
 class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, node: Tensor, weight: Tensor, bias: Tensor, sparse: bool) -> Tensor:
@@ -77,7 +86,7 @@ class _Logits(torch.autograd.Function):
         if need_x:
             d_x = torch.zeros_like(wide)
             for m, column in enumerate(node.unbind(1)):
-                d_x = d_x.addcmul_(grad[:, m, None], weight[column].to(grad.dtype))
+                d_x = d_x.addcmul_(grad[:, m, None], weight.index_select(0, column).to(grad.dtype))
             d_x = d_x.to(x.dtype)
         if need_weight:
             d_weight = scatter_rows(weight, node, lambda m: grad[:, m, None] * wide, grad.dtype, ctx.sparse)

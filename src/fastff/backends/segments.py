@@ -29,12 +29,12 @@ def visit(
 ) -> Tensor:
     """The output of one leaf per sample, as `reference.visit`; with dropout on the hidden layer: (batch, out)."""
     leaf, order = leaf.sort(stable=True)
-    rows = x[order]
+    rows = x.index_select(0, order)
     first = (_linear(rows, weight, bias, leaf, True, sparse) for weight, bias in input_pairs(leaves))
     hidden = apply(activation, *first)  # (batch, l)
     hidden = F.dropout(hidden, dropout) if dropout else hidden
     y = _linear(hidden, leaves.out_weight, leaves.out_bias, leaf, False, sparse)
-    return y[order.argsort()]
+    return y.index_select(0, order.argsort())
 
 
 def product(rows: Tensor, weight: Tensor, leaf: Tensor, transposed: bool) -> Tensor:
@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(rows, weight, bias, leaf)
         ctx.transposed, ctx.sparse = transposed, sparse
         y = _product(rows, weight, leaf, transposed)
-        return y if bias is None else y.add_(bias[leaf])
+        return y if bias is None else y.add_(bias.index_select(0, leaf))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
