@@ -4,8 +4,8 @@
     python benchmarks/sampled_gradient.py --depths 3 --draws 50                     # a try
 
 A layer of normal inputs and a random linear target, its tree balanced, its leaves trained for some steps so that they
-differ; the gradient of the mean squared error with respect to the node weights, in float64. Columns, relative to the norm
-of the straight-through gradient of the same batch:
+differ; the gradient of the mean squared error with respect to the node weights, in float64. Columns, relative to the
+norm of the straight-through gradient of the same batch:
 
 bias         the distance of the mean over the draws, less what the draws' own spread explains
 deviation    the root of the mean squared distance of a draw from the mean

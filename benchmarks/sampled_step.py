@@ -3,11 +3,11 @@
     python benchmarks/sampled_step.py --output results/sampled_step.csv                       # CPU, batch 2048
     python benchmarks/sampled_step.py --depths 5 --batch 256 --repetitions 3                  # a try
 
-768 -> 2**depth * 32 -> 768 by default. The dense layer and straight-through decisions use torch.optim.AdamW(fused=True),
-sampled ones fastff.optim.LazyAdamW; trees are balanced on the data first. All ways of a size alternate in one process on
-rotating inputs, and medians are compared: on a busy machine only the ratio means something. `over_dense` is that ratio;
-dense layers beyond --most-dense neurons are not built. Peak memory is what a step holds beyond parameters and moments:
-activations, temporaries and gradients. A row is written only if the sampled output equals the hard pass's.
+768 -> 2**depth * 32 -> 768 by default. The dense layer and straight-through decisions use fused AdamW,
+sampled ones fastff.optim.LazyAdamW. Trees are balanced on the data first. All ways of a size alternate in one process
+on rotating inputs, and medians are compared: on a busy machine only the ratio means something. `over_dense` is that
+ratio; dense layers beyond --most-dense neurons are not built. Peak memory is what a step holds beyond parameters and
+moments: activations, temporaries and gradients. A sampled output that is not the hard pass's is an error.
 """
 
 import argparse
@@ -43,9 +43,7 @@ class Way:
             check(self.model, data[0])
         sampled = decision == "sampled"
         self.optimizer = (
-            fastff.optim.LazyAdamW(self.model)
-            if sampled
-            else torch.optim.AdamW(self.model.parameters(), fused=True)
+            fastff.optim.LazyAdamW(self.model) if sampled else torch.optim.AdamW(self.model.parameters(), fused=True)
         )
 
     def step(self, x: Tensor, grad: Tensor) -> None:

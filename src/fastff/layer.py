@@ -26,6 +26,7 @@ from .tensors import Leaves, Tree, at_least_float32
 
 Decision = Literal["soft", "straight_through", "sampled"]
 DECISIONS: tuple[str, ...] = get_args(Decision)
+LAST = ("last_logits", "last_mixture", "last_path", "last_leaf", "last_weight")  # what a training forward leaves behind
 
 
 class FFF(nn.Module):
@@ -78,8 +79,9 @@ class FFF(nn.Module):
     sparse_gradients: bool = False
     alternatives: int = 1
     estimator: Estimator = "mixture"
-    last_path: Tensor | None = None  # (batch, depth): the logits of the nodes on each sample's path
-    last_leaf: Tensor | None = None  # (batch,)
+    last_path: Tensor | None = None  # of the last sampled pass: the logits of `Sampled`, their leaves and weights
+    last_leaf: Tensor | None = None
+    last_weight: Tensor | None = None
     running_shares: Tensor | None = None  # (nodes, 2): see shares.py
 
     def __init__(
@@ -189,7 +191,7 @@ class FFF(nn.Module):
         return output
 
     def _sampled(self, x: Tensor, leaves: Leaves) -> Tensor:
-        output, path, leaf = functional.sampled(
+        output, path, leaf, weight = functional.sampled(
             x,
             self.tree,
             leaves,
@@ -201,8 +203,8 @@ class FFF(nn.Module):
             estimator=self.estimator,
             sparse=self.sparse_gradients and not self.sharing,
         )
-        shares = update(self.running_shares, path, leaf)
-        remember(self, path, last_path=path, last_leaf=leaf, running_shares=shares)
+        shares = update(self.running_shares, path, leaf, weight)
+        remember(self, path, last_path=path, last_leaf=leaf, last_weight=weight, running_shares=shares)
         return output
 
     def soft(self, x: Tensor) -> Tensor:
@@ -335,7 +337,7 @@ class FFF(nn.Module):
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"last_logits": None, "last_mixture": None, "last_path": None, "last_leaf": None}
+        state = self.__dict__ | dict.fromkeys(LAST)
         del state["_plans"]
         return state
 

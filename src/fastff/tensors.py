@@ -77,11 +77,16 @@ class SampledOptions(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What a sampled pass computes: the output, and the path of each sample for the losses on the tree."""
+    """What a sampled pass computes: the output, and paths of each sample for the losses on the tree.
+
+    The first path is the visited leaf's. With the estimator "mixture" the alternatives' follow. Weighted, they then
+    stand for all paths: the expectation is the soft mixture.
+    """
 
     output: Tensor  # (..., out)
-    logits: Tensor  # (batch, depth): of the nodes on the path, scaled by the temperature, before transposition
-    leaf: Tensor  # (batch,): the leaf that was visited
+    logits: Tensor  # (batch, paths, depth): of the nodes on a path, scaled by the temperature, before transposition
+    leaf: Tensor  # (batch, paths): where a path ends
+    weight: Tensor  # (batch, paths): sums to 1
 
 
 Parts = TypeVar("Parts", Tree, Leaves)

@@ -38,23 +38,29 @@ from .request import Request, needs_grad
 
 
 def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SampledOptions) -> Sampled:
-    """The output and, for the losses, the path of each sample. Alternatives are drawn if the tree or x learns."""
+    """The output and, for the losses, paths of each sample. Alternatives are drawn if the tree or x learns."""
     depth = heap.depth_of(len(tree.weight) + 1)
     swap = _swaps(x, depth, options.transposition)
     with torch.no_grad():
         leaf = _route(x, tree, activation, swap)
     logits = paths.logits(x, paths.nodes(leaf, depth), tree, activation, options.sparse) * options.temperature
     y = segments.visit(x, leaf, leaves, activation, options.dropout, options.sparse)
+    walked, ends = [logits], [leaf]
+    weights: list[Tensor] = []
     if depth and needs_grad(logits):
         flipped = logits if swap is None else torch.where(swap, -logits, logits)
         level, weight = draw(flipped.detach(), options.estimator, options.alternatives)
         for k in range(options.alternatives):
             own = _Sample(x, leaf, flipped, swap, level[:, k], weight[:, k])
-            score, other = _alternative(own, tree, activation, options)
+            score, other, path = _alternative(own, tree, activation, options)
+            if path is not None:
+                walked, ends, weights = [*walked, path], [*ends, other], [*weights, own.weight]
             with torch.no_grad():
                 difference = _outputs(x, other, leaves, activation, options.dropout) - y
             y = _Credit.apply(y, score, difference, other)  # type: ignore[no-untyped-call]
-    return Sampled(y, logits, leaf)
+    rest = torch.stack(weights, 1) if weights else logits.new_zeros(len(x), 0)
+    weight = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
+    return Sampled(y, torch.stack(walked, 1), torch.stack(ends, 1), weight)
 
 
 class _Sample:
@@ -67,8 +73,11 @@ class _Sample:
         self.depth = logits.shape[1]
 
 
-def _alternative(sample: _Sample, tree: Tree, activation: Activation, options: SampledOptions) -> tuple[Tensor, Tensor]:
-    """A number (batch,) whose gradient times <g, L_a - L_r> is the tree's gradient; and the leaf a (batch,)."""
+def _alternative(
+    sample: _Sample, tree: Tree, activation: Activation, options: SampledOptions
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A number (batch,) whose gradient times <g, L_a - L_r> is the tree's gradient; the leaf a (batch,); and, of a soft
+    walk, the logits on the way to it (batch, depth)."""
     x, depth, level = sample.x, sample.depth, sample.level.unsqueeze(1)
     turn = paths.turns(sample.leaf, depth).gather(1, level).squeeze(1)  # (batch,)
     soft, threshold = options.estimator == "mixture", None
@@ -80,13 +89,13 @@ def _alternative(sample: _Sample, tree: Tree, activation: Activation, options: S
         other = paths.descend(x, tree, activation, node, threshold, swap)
     if not soft:
         right = torch.sigmoid(sample.logits.gather(1, level).squeeze(1))
-        return torch.where(turn, -right, right) * sample.weight, other
-    logits = paths.logits(x, paths.nodes(other, depth), tree, activation, options.sparse) * options.temperature
+        return torch.where(turn, -right, right) * sample.weight, other, None
+    path = logits = paths.logits(x, paths.nodes(other, depth), tree, activation, options.sparse) * options.temperature
     if swap is not None and sample.swap is not None:
         shared = torch.arange(depth, device=x.device) <= level  # the way that both have in common
         logits = torch.where(torch.where(shared, sample.swap, swap), -logits, logits)
     taken = torch.where(paths.turns(other, depth), logits, -logits)
-    return F.logsigmoid(taken).sum(-1) * sample.weight, other
+    return F.logsigmoid(taken).sum(-1) * sample.weight, other, path
 
 
 class _Credit(torch.autograd.Function):

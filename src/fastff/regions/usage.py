@@ -71,7 +71,7 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
 def _last_usage(layer: FFF, logits: Tensor) -> Usage:
     if not is_sampled(layer) or layer.last_leaf is None:
         return _usage(logits)
-    count = layer.last_leaf.bincount(minlength=layer.num_leaves)
+    count = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves)
     mass, nodes = count.double(), sum_below(count)
     return Usage(len(logits), mass, count, nodes.double(), nodes)
 

@@ -9,7 +9,8 @@ They read what the last training forward of every FFF layer left behind, and sum
 With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's entropy in nats is
 H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
 
-A layer with `decision="sampled"` knows the nodes on each sample's hard path alone. They stand for all nodes then.
+A layer with `decision="sampled"` knows the nodes on a few paths of each sample. They stand for all nodes then: the
+visited path's for "mean" and "sum", all by their weights for "path" and for the balance.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from ..checks import check_choice
 from ..functional import mixture, walk
 from ..last_forward import recall
 from ..layer import FFF, fff_layers
-from ..shares import unevenness
+from ..shares import reach, unevenness
 from ..tree import level_sizes, log_flow, log_reach, one_hot
 
 Reduction = Literal["mean", "sum", "path"]
@@ -43,9 +44,11 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
     check_choice("reduction", reduction, REDUCTIONS)
     losses = []
     for _, layer, logits in last_logits(model):
-        entropy = bernoulli_entropy(logits)  # (batch, nodes), or (batch, depth): the path
-        if reduction == "path":
-            entropy = (log_reach_of_path(logits) if is_sampled(layer) else log_reach(logits)).exp() * entropy
+        if is_sampled(layer):
+            entropy = _entropy_of_paths(layer, logits, reduction)  # (batch, depth)
+        else:
+            entropy = bernoulli_entropy(logits)  # (batch, nodes)
+            entropy = log_reach(logits).exp() * entropy if reduction == "path" else entropy
         # max: the loss is 0, not NaN, for depth 0 or an empty batch.
         count = {"mean": max(entropy.numel(), 1), "sum": 1, "path": max(len(entropy), 1)}[reduction]
         losses.append(entropy.sum() / count)
@@ -85,8 +88,18 @@ def _balance_of_paths(layer: FFF, logits: Tensor, kind: str) -> Tensor:
     if kind == "leaf":
         raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
     assert layer.last_leaf is not None
+    assert layer.last_weight is not None
     assert layer.running_shares is not None
-    return _mean_by_level(unevenness(layer.running_shares, logits, layer.last_leaf), layer.depth)
+    return _mean_by_level(unevenness(layer.running_shares, logits, layer.last_leaf, layer.last_weight), layer.depth)
+
+
+def _entropy_of_paths(layer: FFF, logits: Tensor, reduction: str) -> Tensor:
+    """Entropies that sum to the loss: (batch, depth)."""
+    if reduction != "path":
+        return bernoulli_entropy(logits[:, 0])
+    assert layer.last_leaf is not None
+    assert layer.last_weight is not None
+    return (bernoulli_entropy(logits) * reach(logits, layer.last_leaf, layer.last_weight)).sum(1)
 
 
 def _mean_by_level(values: Tensor, depth: int) -> Tensor:
@@ -104,10 +117,9 @@ def entropies(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _node_entropy(layer: FFF, logits: Tensor) -> Tensor:
-    entropy = bernoulli_entropy(logits)
     if not is_sampled(layer) or layer.last_leaf is None:
-        return entropy.sum(0) / max(len(logits), 1)
-    node = paths.nodes(layer.last_leaf, layer.depth).flatten()
+        return bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
+    entropy, node = bernoulli_entropy(logits[:, 0]), paths.nodes(layer.last_leaf[:, 0], layer.depth).flatten()
     total = entropy.new_zeros(layer.num_nodes).index_add_(0, node, entropy.flatten())
     return total / node.bincount(minlength=layer.num_nodes).clamp(min=1)
 
@@ -122,7 +134,7 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
     """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward.
 
-    With `decision="sampled"`, the logits on the paths: (batch, depth).
+    With `decision="sampled"`, the logits on the paths: (batch, paths, depth).
     """
     for name, layer in fff_layers(model).items():
         trained = layer.depth > 0 and any(parameter.requires_grad for parameter in layer.tree_parameters())
@@ -133,9 +145,3 @@ def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
 def is_sampled(layer: FFF) -> bool:
     """Whether the layer's training forwards leave the logits of paths."""
     return layer.decision == "sampled"
-
-
-def log_reach_of_path(logits: Tensor) -> Tensor:
-    """The logarithm of the probability that a sample reaches each node of its hard path: (batch, depth)."""
-    stays = F.logsigmoid(logits.abs())
-    return stays.cumsum(-1) - stays
