@@ -48,21 +48,22 @@ def by_hand(weight, gradients, rates, betas=(0.9, 0.999), eps=1e-8, decay=0.1):
     return weight, mean, square
 
 
+@pytest.mark.parametrize(("width", "features"), [(3, 5), (64, 65)])  # rows that are copied, and updated in place
 @pytest.mark.parametrize("sparse", [True, False])
-def test_rows_catch_up_in_closed_form_under_a_schedule(sparse):
+def test_rows_catch_up_in_closed_form_under_a_schedule(sparse, width, features):
     torch.manual_seed(0)
-    layer = make(depth=2, decision="sampled")
+    layer = make(features, depth=2, leaf_width=width, decision="sampled")
     optimizer = LazyAdamW(layer, 0.05, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     start, weight = layer.leaf_in_weight.detach().clone(), layer.leaf_in_weight
     touched = [[0, 1], [1], [1, 2], [], [0, 2], [1]]  # leaf 3 never
     history, rates = {j: [] for j in range(4)}, []
     for rows in touched:
-        values = torch.randn(len(rows), 3, 5, dtype=torch.float64)
+        values = torch.randn(len(rows), width, features, dtype=torch.float64)
         grad = (
             torch.sparse_coo_tensor([rows], values, weight.shape, check_invariants=True)
             if rows
-            else torch.zeros(4, 3, 5).double()
+            else torch.zeros_like(weight)
         )
         weight.grad = grad if sparse or not grad.is_sparse else grad.to_dense()
         for j in range(4):

@@ -28,6 +28,7 @@ from torch.optim.sgd import sgd
 from .checks import check_number
 from .layer import trainable_layers
 
+_LARGE = 4096  # elements: rows from here on are updated where they are, smaller ones in a copy of them all
 _OWN_DTYPE = ("last", "decay", "decayed", "step")  # state that does not have the parameter's dtype
 
 
@@ -81,9 +82,18 @@ class _Lazy(torch.optim.Optimizer):
             return
         rows, values = touched(grad)
         self._catch_up(parameter, state, group, rows)
-        count = state["step"].expand(len(rows)).clone()
-        moments = [_rows(t, rows) for t in self._moments(state)]
-        self._update(_rows(parameter, rows), list(values.unbind()), moments, list(count.unbind()), group)
+        tensors = [parameter, *self._moments(state)]
+        if len(rows) == len(parameter):
+            pieces, grads = [[t] for t in tensors], [values]
+        elif parameter[0].numel() >= _LARGE:
+            pieces, grads = [_rows(t, rows) for t in tensors], list(values.unbind())
+        else:
+            pieces, grads = [[t.index_select(0, rows)] for t in tensors], [values]
+        counts = state["step"].expand(len(grads)).clone()
+        self._update(pieces[0], grads, pieces[1:], list(counts.unbind()), group)
+        if len(rows) < len(parameter) and parameter[0].numel() < _LARGE:
+            for tensor, (copied,) in zip(tensors, pieces, strict=True):
+                tensor.index_copy_(0, rows, copied)
         state["step"] += 1
         state["decay"] += math.log1p(-group["lr"] * group["weight_decay"])
         state["last"][rows] = int(state["step"])
@@ -107,9 +117,9 @@ class _Lazy(torch.optim.Optimizer):
             return
         rows, gap = rows[late], gap[late].double()
         for name, factor in self._factors(group).items():
-            state[name][rows] *= _by_row(factor**gap, parameter)
+            _scale(state[name], rows, factor**gap)
         if group["weight_decay"]:
-            parameter[rows] *= _by_row((state["decay"] - state["decayed"][rows]).exp(), parameter)
+            _scale(parameter, rows, (state["decay"] - state["decayed"][rows]).exp())
         state["last"][rows] = int(state["step"])
         state["decayed"][rows] = state["decay"]
 
@@ -294,10 +304,14 @@ def touched(grad: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rows(tensor: Tensor, rows: Tensor) -> list[Tensor]:
     """Views of these rows."""
-    views = tensor.unbind()
-    return [views[row] for row in rows.tolist()]
+    return [tensor.select(0, row) for row in rows.tolist()]
 
 
-def _by_row(values: Tensor, parameter: Tensor) -> Tensor:
-    """Values (rows,) shaped to broadcast against a parameter (rows, ...), in its dtype."""
-    return values.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1))
+def _scale(tensor: Tensor, rows: Tensor, factors: Tensor) -> None:
+    """Multiply these rows."""
+    if tensor[0].numel() < _LARGE:
+        shape = -1, *[1] * (tensor.dim() - 1)
+        tensor.index_copy_(0, rows, tensor.index_select(0, rows) * factors.to(tensor.dtype).view(shape))
+        return
+    for row, factor in zip(_rows(tensor, rows), factors.tolist(), strict=True):
+        row.mul_(factor)
