@@ -18,7 +18,7 @@ from . import tree as heap
 from .activations import Activation
 from .backends.plan_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
-from .last_forward import remember
+from .last_forward import LAST, remember
 from .sampling import ESTIMATORS, Estimator, check_alternatives
 from .shares import update
 from .sharing import share
@@ -26,7 +26,6 @@ from .tensors import Leaves, Tree, at_least_float32
 
 Decision = Literal["soft", "straight_through", "sampled"]
 DECISIONS: tuple[str, ...] = get_args(Decision)
-LAST = ("last_logits", "last_mixture", "last_path", "last_leaf", "last_weight")  # what a training forward leaves behind
 
 
 class FFF(nn.Module):
@@ -175,34 +174,19 @@ class FFF(nn.Module):
             y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
             return functional.hard(x, self.tree, self.leaves, activation=self.activation) if y is None else y
         leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
+        options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
+        options |= {"transposition": self.transposition, "dropout": self.dropout}
         if self.decision == "sampled":
-            return self._sampled(x, leaves)
-        output, logits, mixture = functional.soft(
-            x,
-            self.tree,
-            leaves,
-            activation=self.activation,
-            temperature=self.temperature_tensor,
-            transposition=self.transposition,
-            straight_through=self.decision == "straight_through",
-            dropout=self.dropout,
-        )
+            return self._sampled(x, leaves, options)
+        options["straight_through"] = self.decision == "straight_through"
+        output, logits, mixture = functional.soft(x, self.tree, leaves, **options)
         remember(self, logits, last_logits=logits, last_mixture=mixture.detach())
         return output
 
-    def _sampled(self, x: Tensor, leaves: Leaves) -> Tensor:
-        output, path, leaf, weight = functional.sampled(
-            x,
-            self.tree,
-            leaves,
-            activation=self.activation,
-            temperature=self.temperature_tensor,
-            transposition=self.transposition,
-            dropout=self.dropout,
-            alternatives=min(self.alternatives, max(self.depth, 1)),
-            estimator=self.estimator,
-            sparse=self.sparse_gradients and not self.sharing,
-        )
+    def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
+        options |= {"alternatives": min(self.alternatives, max(self.depth, 1)), "estimator": self.estimator}
+        options["sparse"] = self.sparse_gradients and not self.sharing
+        output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
         shares = update(self.running_shares, path, leaf, weight)
         remember(self, path, last_path=path, last_leaf=leaf, last_weight=weight, running_shares=shares)
         return output

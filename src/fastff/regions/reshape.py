@@ -29,7 +29,8 @@ from .. import tree as heap
 from ..checks import check_number
 from ..functional import flatten
 from ..interrupts import uninterrupted
-from ..layer import FFF, LAST
+from ..last_forward import LAST
+from ..layer import FFF
 from ..surgery.operable import check_mode
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS
 from .freeze import frozen_leaves
