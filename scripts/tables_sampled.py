@@ -20,7 +20,9 @@ def step() -> str:
         cells = [str(depth), str(2**depth)]
         for way in STEPS:
             rows = [row for row in read("sampled_step") if row["depth"] == str(depth) and row["way"] == way]
-            ratio = f" ({rows[-1]['over_dense']}x)" if rows and rows[-1]["over_dense"] and way != "dense" else ""
+            ratio = (
+                f" ({float(rows[-1]['over_dense']):.2f}x)" if rows and rows[-1]["over_dense"] and way != "dense" else ""
+            )
             cells.append(f"{float(rows[-1]['median_ms']):.0f}{ratio}" if rows else "")
         body.append([*cells, f"{float(one('sampled_step', depth=depth, way=STEPS[2])['peak_mb']):.0f}"])
     return table(["depth", "leaves", *(WAYS[way] for way in STEPS), "peak MB, `mixture`"], body)

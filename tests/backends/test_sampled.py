@@ -193,6 +193,16 @@ def test_nothing_is_drawn_where_the_tree_does_not_learn():
     assert layer.leaf_in_weight.grad is not None
 
 
+@pytest.mark.parametrize("estimator", ["mixture", "even"])
+def test_no_graph_is_kept_after_backward(estimator):
+    """Also when no loss has read the paths: the gradient of the output passes them."""
+    layer = make(depth=3, decision="sampled", estimator=estimator)
+    layer(torch.randn(9, 5, dtype=torch.float64)).sum().backward()
+    assert layer.last_path.grad_fn is None
+    with pytest.raises(RuntimeError, match="has no gradient: backward has passed it"):
+        fastff.balance_loss(layer)
+
+
 class Sizes(TorchDispatchMode):
     """Remembers the largest tensor that an operation makes, besides rows of parameters: one for each node or leaf."""
 

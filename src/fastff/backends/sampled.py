@@ -21,7 +21,7 @@ x gets the gradient of the visited leaf and the gradient through the logits. A s
 about (2 + alternatives) * depth nodes per sample, and no memory that grows with 2**depth.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,57 +45,76 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
         leaf = _route(x, tree, activation, swap)
     logits = paths.logits(x, paths.nodes(leaf, depth), tree, activation, options.sparse) * options.temperature
     y = segments.visit(x, leaf, leaves, activation, options.dropout, options.sparse)
-    walked, ends = [logits], [leaf]
-    weights: list[Tensor] = []
+    walks: list[_Walk] = []
     if depth and needs_grad(logits):
-        flipped = logits if swap is None else torch.where(swap, -logits, logits)
-        level, weight = draw(flipped.detach(), options.estimator, options.alternatives)
-        for k in range(options.alternatives):
-            own = _Sample(x, leaf, flipped, swap, level[:, k], weight[:, k])
-            score, other, path = _alternative(own, tree, activation, options)
-            if path is not None:
-                walked, ends, weights = [*walked, path], [*ends, other], [*weights, own.weight]
-            with torch.no_grad():
-                difference = _outputs(x, other, leaves, activation, options.dropout) - y
-            y = _Credit.apply(y, score, difference, other)  # type: ignore[no-untyped-call]
-    rest = torch.stack(weights, 1) if weights else logits.new_zeros(len(x), 0)
-    weight = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
-    return Sampled(y, torch.stack(walked, 1), torch.stack(ends, 1), weight)
+        flipped = logits.detach() if swap is None else torch.where(swap, -logits, logits).detach()
+        level, weight = draw(flipped, options.estimator, options.alternatives)
+        draws = zip(level.unbind(1), weight.unbind(1), strict=True)
+        walks = [_walk(x, leaf, swap, at, own, tree, activation, options) for at, own in draws]
+    soft = [walk for walk in walks if walk.logits is not None]
+    # The losses read these, and the output's gradient passes them: see last_forward.py.
+    walked = torch.stack([logits, *(walk.logits for walk in soft if walk.logits is not None)], 1)
+    for k, walk in enumerate(walks):
+        score = _score_of_walk(walk, walked[:, 1 + k]) if soft else _score_of_flip(walk, walked[:, 0], leaf, swap)
+        with torch.no_grad():
+            difference = _outputs(x, walk.leaf, leaves, activation, options.dropout) - y
+        y = _Credit.apply(y, score, difference, walk.leaf)  # type: ignore[no-untyped-call]
+    rest = torch.stack([walk.weight for walk in soft], 1) if soft else logits.new_zeros(len(x), 0)
+    weights = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
+    return Sampled(y, walked, torch.stack([leaf, *(walk.leaf for walk in soft)], 1), weights)
 
 
-class _Sample:
-    """Where each sample is, and where one of its alternatives leaves the path."""
+class _Walk(NamedTuple):
+    """One alternative of each sample."""
 
-    def __init__(
-        self, x: Tensor, leaf: Tensor, logits: Tensor, swap: Tensor | None, level: Tensor, weight: Tensor
-    ) -> None:
-        self.x, self.leaf, self.logits, self.swap, self.level, self.weight = x, leaf, logits, swap, level, weight
-        self.depth = logits.shape[1]
+    level: Tensor  # (batch,): where it leaves the visited path
+    weight: Tensor  # (batch,): of the draw
+    leaf: Tensor  # (batch,): where it ends
+    logits: Tensor | None  # (batch, depth): on the way, if it is soft
+    swap: Tensor | None  # (batch, depth): the nodes on the way whose children were swapped
 
 
-def _alternative(
-    sample: _Sample, tree: Tree, activation: Activation, options: SampledOptions
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A number (batch,) whose gradient times <g, L_a - L_r> is the tree's gradient; the leaf a (batch,); and, of a soft
-    walk, the logits on the way to it (batch, depth)."""
-    x, depth, level = sample.x, sample.depth, sample.level.unsqueeze(1)
-    turn = paths.turns(sample.leaf, depth).gather(1, level).squeeze(1)  # (batch,)
-    soft, threshold = options.estimator == "mixture", None
+def _walk(
+    x: Tensor,
+    leaf: Tensor,
+    swap: Tensor | None,
+    level: Tensor,
+    weight: Tensor,
+    tree: Tree,
+    activation: Activation,
+    options: SampledOptions,
+) -> _Walk:
+    depth = heap.depth_of(len(tree.weight) + 1)
     with torch.no_grad():
-        node = 2 * paths.nodes(sample.leaf, depth).gather(1, level).squeeze(1) + 1 + ~turn  # the other child
-        swap = _swaps(x, depth, options.transposition)
-        if soft:
-            threshold = thresholds(sample.logits) / options.temperature
-        other = paths.descend(x, tree, activation, node, threshold, swap)
-    if not soft:
-        right = torch.sigmoid(sample.logits.gather(1, level).squeeze(1))
-        return torch.where(turn, -right, right) * sample.weight, other, None
-    path = logits = paths.logits(x, paths.nodes(other, depth), tree, activation, options.sparse) * options.temperature
-    if swap is not None and sample.swap is not None:
-        shared = torch.arange(depth, device=x.device) <= level  # the way that both have in common
-        logits = torch.where(torch.where(shared, sample.swap, swap), -logits, logits)
-    taken = torch.where(paths.turns(other, depth), logits, -logits)
-    return F.logsigmoid(taken).sum(-1) * sample.weight, other, path
+        turn = paths.turns(leaf, depth).gather(1, level.unsqueeze(1)).squeeze(1)
+        node = paths.nodes(leaf, depth).gather(1, level.unsqueeze(1)).squeeze(1)
+        other = 2 * node + 1 + ~turn  # the other child
+        own = _swaps(x, depth, options.transposition)
+        if options.estimator != "mixture":
+            return _Walk(level, weight, paths.descend(x, tree, activation, other, swap=own), None, None)
+        like = torch.empty(len(x), depth, dtype=weight.dtype, device=x.device)
+        end = paths.descend(x, tree, activation, other, thresholds(like) / options.temperature, own)
+        if own is not None and swap is not None:
+            shared = torch.arange(depth, device=x.device) <= level.unsqueeze(1)  # the way that both have in common
+            own = torch.where(shared, swap, own)
+    logits = paths.logits(x, paths.nodes(end, depth), tree, activation, options.sparse) * options.temperature
+    return _Walk(level, weight, end, logits, own)
+
+
+def _score_of_walk(walk: _Walk, logits: Tensor) -> Tensor:
+    """The weighted log c of the leaf of a soft walk; its gradient times <g, L_a - L_r> is the tree's: (batch,)."""
+    turn = paths.turns(walk.leaf, logits.shape[1])
+    turn = turn if walk.swap is None else turn ^ walk.swap
+    return F.logsigmoid(torch.where(turn, logits, -logits)).sum(-1) * walk.weight
+
+
+def _score_of_flip(walk: _Walk, logits: Tensor, leaf: Tensor, swap: Tensor | None) -> Tensor:
+    """The weighted probability of the alternative's side, at the level of the flip; as _score_of_walk: (batch,)."""
+    level = walk.level.unsqueeze(1)
+    logits = logits if swap is None else torch.where(swap, -logits, logits)
+    turn = paths.turns(leaf, logits.shape[1]).gather(1, level).squeeze(1)
+    right = torch.sigmoid(logits.gather(1, level).squeeze(1))
+    return torch.where(turn, -right, right) * walk.weight
 
 
 class _Credit(torch.autograd.Function):
