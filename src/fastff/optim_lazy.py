@@ -7,7 +7,7 @@ the rows in them: time and gradient memory of a step depend on the visited rows 
 sparse gradients or, as SparseAdam, ignore what untouched rows miss. Here, a row that was not touched for k steps
 catches up when it is touched next, in closed form:
 
-    moments         times beta**k, so they are those of torch.optim.AdamW (SGD) with k gradients of zero
+    moments         times beta**k, so they equal torch.optim.AdamW's (SGD's) with k gradients of zero
     weight decay    times the product of (1 - lr * weight_decay) over these k steps, with the lr of each step
 
 One thing differs from the dense optimizer: a row does not go on moving by its old momentum while nothing touches it.

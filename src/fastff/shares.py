@@ -29,7 +29,7 @@ def node_shares(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
 def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """How much each node of each path counts: (batch, paths, depth).
 
-    Its value is the path's weight. With soft walks, its gradient is that of the probability to come to the node: the
+    Its value is the path's weight. With soft walks, it has the gradient of the probability to reach the node: the
     weight times the derivative of log P. A visited path alone counts as certain, without a gradient.
     """
     value = weight.unsqueeze(-1).expand_as(logits)

@@ -4,8 +4,8 @@
     outer(first, second, leaf)[j]  = sum over b with leaf[b] = j of first[b]^T second[b]     (leaves, a, b)
 
 `leaf` is sorted. The two are each other's derivatives, and all that a leaf needs: nothing has the size (batch, leaves),
-and leaves that no sample visited are not touched. A gradient is dense, or sparse over the leaves (COO, as that of
-nn.Embedding(sparse=True)): then it has the size of the visited leaves alone.
+and leaves that no sample visited are not touched. A gradient is dense, or sparse over the leaves (COO, as
+nn.Embedding(sparse=True) has it): then it has the size of the visited leaves alone.
 
 Each leaf is one call of torch.mm, which reads its rows and weights where they are. A compiler sees each loop as one
 registered operation (ops.py): the number of rows of a leaf is no size that it could know.
