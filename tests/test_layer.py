@@ -496,7 +496,7 @@ def test_meta_device():
         ({"activation": nn.ReLU}, TypeError, "got the class ReLU; pass an instance"),
         ({"dropout": "0.1"}, TypeError, "dropout is a probability, a number; got '0.1' of type str"),
         ({"dtype": torch.float8_e4m3fn}, TypeError, "needs float64, float32, float16 or bfloat16"),
-        ({"decision": "hard"}, ValueError, "decision must be 'soft' or 'straight_through'; got 'hard'"),
+        ({"decision": "hard"}, ValueError, "decision must be 'soft', 'straight_through' or 'sampled'; got 'hard'"),
         ({"dtype": torch.int32}, TypeError, "floating-point dtype; got torch.int32"),
         ({"depth": 30}, MemoryError, r"depth=30, leaf_width=8\) takes .* TiB \(\d+ bytes\) .* Choose a smaller depth"),
         ({"depth": 64}, MemoryError, r"takes .* EiB \(\d+ bytes\)"),

@@ -2,6 +2,8 @@
 
 soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on the way to leaf j   (training)
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
+
+`sampled` trains at the cost of the hard pass: its output, with an estimate of the soft pass's gradient for the tree.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,12 +18,16 @@ from .activations import check as check_activation
 from .backends import Request, choose, ops, run, torch_backend
 from .backends.known import known_request, remember
 from .backends.request import needs_grad
+from .backends.sampled import sampled as sampled_pass
 from .backends.visited import run_with_gradient
-from .checks import check_number, check_probability
-from .tensors import Leaves, Parts, Soft, SoftOptions, Tree, alias, cast
+from .checks import check_choice, check_number, check_probability
+from .sampling import ESTIMATORS, check_alternatives
+from .tensors import Leaves, Parts, Sampled, SampledOptions, Soft, SoftOptions, Tree, alias, cast
+from .tree import depth_of
 from .validate import check_fit, check_input, check_layer, check_leaf, check_tree
 
-__all__ = ["Leaves", "Soft", "Tree", "hard", "mixture", "node_logits", "route", "soft", "visit", "walk"]
+__all__ = ["Leaves", "Sampled", "Soft", "Tree"]
+__all__ += ["hard", "mixture", "node_logits", "route", "sampled", "soft", "visit", "walk"]
 
 
 def soft(
@@ -44,6 +50,17 @@ def soft(
 
 def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions) -> Request:
     """The soft pass that is asked for, checked, in the dtype that autocast wants."""
+    flat = _check_training(x, tree, leaves, activation, options)
+    dtype = autocast_dtype(flat)
+    if dtype is not None:
+        flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
+    return Request.make("soft", flat, tree, leaves, activation, options=options)
+
+
+def _check_training(
+    x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions | SampledOptions
+) -> Tensor:
+    """x as (batch, in), if these tensors and options make a training pass."""
     check_fit(tree, leaves, activation)
     if leaves.is_int8:
         raise TypeError("int8 leaves have no soft pass and do not train. Call eval(); train before fastff.quantize_.")
@@ -54,10 +71,37 @@ def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, 
         check_number("temperature", options.temperature, 0, above=True)
     elif options.temperature.numel() != 1:
         raise ValueError(f"temperature must be one number; got a tensor of shape {tuple(options.temperature.shape)}.")
+    return flat
+
+
+def sampled(
+    x: Tensor,
+    tree: Tree,
+    leaves: Leaves,
+    *,
+    activation: Activation = "relu",
+    temperature: Tensor | float = 1.0,
+    transposition: float = 0.0,
+    dropout: float = 0.0,
+    alternatives: int = 1,
+    estimator: str = "mixture",
+    sparse: bool = False,
+) -> Sampled:
+    """The hard pass of x (..., in), with a gradient for the tree from `alternatives` other leaves per sample.
+
+    `estimator` is how they are drawn: "mixture", whose expectation is the straight-through gradient, or "even",
+    "stratified" or "boundary" (`fastff.sampling`). With `sparse`, gradients of the parameters are sparse tensors.
+    The pass runs in the dtype of the weights under autocast, too, as the hard pass does.
+    """
+    check_choice("estimator", estimator, ESTIMATORS)
+    options = SampledOptions(temperature, transposition, dropout, alternatives, estimator, sparse)
+    flat = _check_training(x, tree, leaves, activation, options)
+    check_alternatives(alternatives, depth_of(len(leaves.in_weight)))
     dtype = autocast_dtype(flat)
-    if dtype is not None:
-        flat, tree, leaves = flat.to(dtype), cast(tree, dtype), cast(leaves, dtype)
-    return Request.make("soft", flat, tree, leaves, activation, options=options)
+    with no_autocast(flat):
+        found = sampled_pass(flat.to(tree.weight.dtype), tree, leaves, activation, options)
+    output = found.output if dtype is None else found.output.to(dtype)
+    return found._replace(output=restore(output, x))
 
 
 def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "relu") -> Tensor:

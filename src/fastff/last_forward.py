@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_backward, in_eager, in_transform
 
+LAST = ("last_logits", "last_mixture", "last_path", "last_leaf", "last_weight")  # the attributes
+
 
 def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:
     """Set these attributes of a layer, in place of the previous forward's.

@@ -1,13 +1,14 @@
 """FFF, the fast feedforward layer: a binary tree of small feedforward networks.
 
 In training, every leaf is evaluated and the outputs are mixed by the tree's soft decisions; in evaluation, one path
-from the root is followed and one leaf evaluated: depth * node_width + leaf_width neurons of 2**depth * leaf_width.
+from the root is followed and one leaf evaluated: depth * node_width + leaf_width neurons of 2**depth * leaf_width. With
+`decision="sampled"`, a training step costs what two or three evaluations cost, too.
 """
 
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,14 @@ from . import tree as heap
 from .activations import Activation
 from .backends.plan_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
-from .last_forward import remember
+from .last_forward import LAST, remember
+from .sampling import ESTIMATORS, Estimator, check_alternatives
+from .shares import update
 from .sharing import share
 from .tensors import Leaves, Tree, at_least_float32
+
+Decision = Literal["soft", "straight_through", "sampled"]
+DECISIONS: tuple[str, ...] = get_args(Decision)
 
 
 class FFF(nn.Module):
@@ -39,7 +45,11 @@ class FFF(nn.Module):
         sharing: fraction of each leaf's gradient that is shared across leaves (0: independent). Leaves should then
             start equal, as `Recipe` makes them.
         decision: "soft" mixes the leaves in training. "straight_through" uses the leaf that evaluation would use, and
-            gives the tree the gradient of the soft mixture.
+            gives the tree the gradient of the soft mixture. "sampled" estimates that gradient from a few leaves per
+            sample, so that neither time nor memory of a step grows with the number of leaves.
+        alternatives: with "sampled", the other leaves that each sample tries, from 1 to depth.
+        estimator: with "sampled", how these are drawn: "mixture", whose expectation is the straight-through gradient,
+            or "even", "stratified" or "boundary" (`fastff.sampling`).
 
     Parameters are stored in the layout that inference reads: node_weight (nodes, in), node_bias (nodes,),
     leaf_in_weight (leaves, l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves,
@@ -65,6 +75,14 @@ class FFF(nn.Module):
     # Whether data, a dense block or a file gave the tree and the leaves their weights: a Recipe then keeps them.
     fitted_tree: bool = False
     fitted_leaves: bool = False
+    # With decision="sampled": whether the parameters get sparse gradients. fastff.optim.LazyAdamW and LazySGD set it.
+    sparse_gradients: bool = False
+    alternatives: int = 1
+    estimator: Estimator = "mixture"
+    last_path: Tensor | None = None  # of the last sampled pass: the logits of `Sampled`, their leaves and weights
+    last_leaf: Tensor | None = None
+    last_weight: Tensor | None = None
+    running_shares: Tensor | None = None  # (nodes, 2): see shares.py
 
     def __init__(
         self,
@@ -79,7 +97,9 @@ class FFF(nn.Module):
         dropout: float = 0.0,
         transposition: float = 0.0,
         sharing: float = 0.0,
-        decision: Literal["soft", "straight_through"] = "soft",
+        decision: Decision = "soft",
+        alternatives: int = 1,
+        estimator: Estimator = "mixture",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -93,7 +113,10 @@ class FFF(nn.Module):
         check_probability("transposition", transposition)
         check_share("sharing", sharing)
         activations.check(activation)
-        check_choice("decision", decision, ("soft", "straight_through"))
+        check_choice("decision", decision, DECISIONS)
+        check_choice("estimator", estimator, ESTIMATORS)
+        self.alternatives = check_alternatives(alternatives, depth)
+        self.estimator = estimator
         if bias not in (True, False):
             raise TypeError(f"bias must be True or False; got {bias!r}.")
         self.activation = activation
@@ -151,17 +174,22 @@ class FFF(nn.Module):
         if not self.training:
             y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
             return functional.hard(x, self.tree, self.leaves, activation=self.activation) if y is None else y
-        output, logits, mixture = functional.soft(
-            x,
-            self.tree,
-            share(self.leaves, self.sharing) if self.sharing else self.leaves,
-            activation=self.activation,
-            temperature=self.temperature_tensor,
-            transposition=self.transposition,
-            straight_through=self.decision == "straight_through",
-            dropout=self.dropout,
-        )
+        leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
+        options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
+        options |= {"transposition": self.transposition, "dropout": self.dropout}
+        if self.decision == "sampled":
+            return self._sampled(x, leaves, options)
+        options["straight_through"] = self.decision == "straight_through"
+        output, logits, mixture = functional.soft(x, self.tree, leaves, **options)
         remember(self, logits, last_logits=logits, last_mixture=mixture.detach())
+        return output
+
+    def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
+        options |= {"alternatives": min(self.alternatives, max(self.depth, 1)), "estimator": self.estimator}
+        options["sparse"] = self.sparse_gradients and not self.sharing
+        output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
+        shares = update(self.running_shares, path, leaf, weight)
+        remember(self, path, last_path=path, last_leaf=leaf, last_weight=weight, running_shares=shares)
         return output
 
     def soft(self, x: Tensor) -> Tensor:
@@ -294,7 +322,7 @@ class FFF(nn.Module):
         self.fitted_leaves |= f"{prefix}leaf_in_weight" in state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"last_logits": None, "last_mixture": None}
+        state = self.__dict__ | dict.fromkeys(LAST)
         del state["_plans"]
         return state
 
@@ -311,7 +339,7 @@ class FFF(nn.Module):
 
     def extra_repr(self) -> str:
         defaults: dict[str, Any] = {"node_width": 1, "bias": True, "dropout": 0.0, "transposition": 0.0}
-        defaults |= {"sharing": 0.0, "decision": "soft"}
+        defaults |= {"sharing": 0.0, "decision": "soft", "alternatives": 1, "estimator": "mixture"}
         names = ["in_features", "out_features", "depth", "leaf_width"]
         names += [name for name, default in defaults.items() if getattr(self, name) != default]
         names += [] if isinstance(self.activation, nn.Module) else ["activation"]

@@ -23,8 +23,11 @@ from torch import Tensor, nn
 from ._torch import has_escaped, in_eager
 from .checks import check_number
 from .layer import FFF, trainable_layers
+from .optim_lazy import LazyAdamW, LazySGD, clip_grad_norm_
 from .tensors import at_least_float32
 from .tree import log_reach, sum_below
+
+__all__ = ["LazyAdamW", "LazySGD", "LocalAdam", "LocalSGD", "clip_grad_norm_"]
 
 _SLACK = 1e-5  # a sum of float32 weights is off by some 1e-7 of it: 31.999998 samples are 32
 _OWN_DTYPE = {"mass", "gathered", "step"}  # state that does not have the parameter's dtype
@@ -109,6 +112,11 @@ class _Local(torch.optim.Optimizer):
                 raise ValueError(
                     f"{type(self).__name__} needs sharing=0; the FFF layer {name!r} has sharing={layer.sharing}, so a "
                     "leaf's gradient comes from the samples of all leaves. Set it to 0, or use torch.optim."
+                )
+            if layer.decision == "sampled":
+                raise ValueError(
+                    f"{type(self).__name__} counts samples by the soft mixture; the FFF layer {name!r} has "
+                    'decision="sampled", which has none. Use fastff.optim.LazyAdamW or LazySGD.'
                 )
             mixture = layer.last_mixture
             if mixture is not None and mixture is not self._handled.get(name) and not has_escaped(mixture):

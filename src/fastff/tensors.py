@@ -65,6 +65,30 @@ class Soft(NamedTuple):
     mixture: Tensor  # (batch, leaves): the weights that were used
 
 
+class SampledOptions(NamedTuple):
+    """How a sampled pass decides. The first three are as in SoftOptions."""
+
+    temperature: Tensor | float = 1.0
+    transposition: float = 0.0
+    dropout: float = 0.0
+    alternatives: int = 1  # other leaves that each sample tries, up to the depth
+    estimator: str = "mixture"  # how they are drawn: fastff.sampling
+    sparse: bool = False  # gradients of the parameters are sparse: of the visited nodes and leaves alone
+
+
+class Sampled(NamedTuple):
+    """What a sampled pass computes: the output, and paths of each sample for the losses on the tree.
+
+    The first path is the visited leaf's. With the estimator "mixture" the alternatives' follow. Weighted, they then
+    stand for all paths: the expectation is the soft mixture.
+    """
+
+    output: Tensor  # (..., out)
+    logits: Tensor  # (batch, paths, depth): of the nodes on a path, scaled by the temperature, before transposition
+    leaf: Tensor  # (batch, paths): where a path ends
+    weight: Tensor  # (batch, paths): sums to 1
+
+
 Parts = TypeVar("Parts", Tree, Leaves)
 
 

@@ -37,7 +37,7 @@ BAD = [
     ({"final_temperature": 1e39}, "final_temperature must be positive and finite in torch.float32; got 1e.39"),
     ({"transposition": 2.0}, "transposition"),
     ({"sharing": 1.5}, "sharing"),
-    ({"decision": "hard"}, "decision must be 'soft' or 'straight_through'"),
+    ({"decision": "hard"}, "decision must be 'soft', 'straight_through' or 'sampled'"),
     ({"reduction": "x"}, "reduction must be 'mean', 'sum' or 'path'; got 'x'"),
     ({"temperature": (1.0, 0.0)}, "temperature must be finite and positive; got 0"),
     ({"temperature": (1e-60, 1.0)}, "temperature must be positive and finite in torch.float32; got 1e-60"),

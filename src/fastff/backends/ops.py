@@ -18,6 +18,7 @@ from .choice import choose, run
 from .known import known_request, remember
 from .plan_cache import PlanCache
 from .request import Request, needs_grad
+from .segments import outer, product
 
 
 def _hard(
@@ -112,6 +113,16 @@ def _visit(
         return y
 
 
+def _segment_product(rows: Tensor, weight: Tensor, leaf: Tensor, transposed: bool) -> Tensor:
+    with torch.no_grad():
+        return product(rows, weight, leaf, transposed)
+
+
+def _segment_outer(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -> Tensor:
+    with torch.no_grad():
+        return outer(first, second, leaf, leaves)
+
+
 def _run(request: Request) -> Any:
     return run(choose(request)[0], request)
 
@@ -144,6 +155,9 @@ def _register(name: str, function: Callable[..., Tensor]) -> Any:
 hard = _register("hard", _hard)
 route = _register("route", _route)
 visit = _register("visit", _visit)
+# Parts of the sampled pass; segments.py has their derivative.
+segment_product = _register("segment_product", _segment_product)
+segment_outer = _register("segment_outer", _segment_outer)
 
 
 def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -168,3 +182,11 @@ _fake = functools.partial(torch.library.register_fake, lib=_library)
 _fake("fastff::hard", _fake_hard)
 _fake("fastff::route", lambda x, *rest: _empty(x, rest, dtype=torch.int64))
 _fake("fastff::visit", _fake_visit)
+_fake(
+    "fastff::segment_product",
+    lambda rows, weight, leaf, transposed: _empty(rows, (weight, leaf), weight.shape[1 if transposed else 2]),
+)
+_fake(
+    "fastff::segment_outer",
+    lambda first, second, leaf, leaves: first.new_empty(leaves, first.shape[1], second.shape[1]),
+)

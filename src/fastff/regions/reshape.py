@@ -29,6 +29,7 @@ from .. import tree as heap
 from ..checks import check_number
 from ..functional import flatten
 from ..interrupts import uninterrupted
+from ..last_forward import LAST
 from ..layer import FFF
 from ..surgery.operable import check_mode
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS
@@ -253,7 +254,9 @@ def _rearrange_(
                 parameter.copy_(value)
             else:
                 parameter.data = value
-        layer.depth, layer.last_logits, layer.last_mixture = depth, None, None
+        layer.depth, layer.running_shares = depth, None
+        for name in LAST:
+            setattr(layer, name, None)
     return Reshaped(depth, leaves)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..batches import batches, check_reached, evaluation_mode, feed, watch_inputs
 from ..functional import mixture, walk
 from ..layer import FFF, fff_layers
-from ..training.losses import last_logits
+from ..training.losses import is_sampled, last_logits
 from ..tree import one_hot, sum_below
 
 
@@ -48,11 +48,12 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
     """How the tree of every FFF layer is used, by layer name.
 
     With `data` (a batch or an iterable of batches, as in initialize_tree_) the model runs on it in evaluation mode.
-    Without data, the last training forward is read.
+    Without data, the last training forward is read. With `decision="sampled"` that knows no soft mass: the mass is then
+    the number of visits.
     """
     if data is None:
         with torch.no_grad():
-            return {name: _usage(logits) for name, _, logits in last_logits(model)}
+            return {name: _last_usage(layer, logits) for name, layer, logits in last_logits(model)}
     total: dict[str, Usage] = {}
 
     def see(name: str, layer: FFF, x: Tensor) -> None:
@@ -65,6 +66,14 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
             feed(model, batch)
     check_reached(layers, {name: part.samples for name, part in total.items()})
     return {name: total[name] for name in layers}
+
+
+def _last_usage(layer: FFF, logits: Tensor) -> Usage:
+    if not is_sampled(layer) or layer.last_leaf is None:
+        return _usage(logits)
+    count = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves)
+    mass, nodes = count.double(), sum_below(count)
+    return Usage(len(logits), mass, count, nodes.double(), nodes)
 
 
 def _usage(logits: Tensor) -> Usage:

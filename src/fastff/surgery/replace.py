@@ -6,13 +6,13 @@ dict per block, records what was done; apply_ repeats it on a fresh model.
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..batches import batches
 from ..checks import check_int, check_probability
-from ..layer import FFF
+from ..layer import FFF, Decision
 from .apply import Edit, build_layer, commit, edits_for, remember
 from .blocks import Block
 from .choose import Filter, check_filter, choose, leaf_width_of
@@ -38,7 +38,7 @@ def replace_(
     init: str | Init = "dense",
     node_width: int = 1,
     transposition: float = 0.0,
-    decision: Literal["soft", "straight_through"] = "soft",
+    decision: Decision = "soft",
     data: Any = None,
     samples: int = 32768,
     example: Any = None,

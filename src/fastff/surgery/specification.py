@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..activations import GATED, PLAIN
+from ..layer import DECISIONS
 from .blocks import FORMS, Block, recognise
 from .linears import read_linear
 
@@ -73,7 +74,7 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
     need("dropout_after", isinstance(after, str) or (type(after) is float and 0 < after < 1), "a path or a rate")
     need("name", entry["name"] != "", "the name of a module")
     need("form", entry["form"] in FORMS, f"one of {', '.join(FORMS)}")
-    need("decision", entry["decision"] in ("soft", "straight_through"), "'soft' or 'straight_through'")
+    need("decision", entry["decision"] in DECISIONS, "'soft', 'straight_through' or 'sampled'")
     for key in (*SIZES, "width"):
         least, most = (0, 60) if key == "depth" else (1, 2**31)
         need(key, type(entry[key]) is int and least <= entry[key] <= most, f"an integer from {least} to {most}")

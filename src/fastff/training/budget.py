@@ -33,7 +33,9 @@ class Budget:
 
     def add_forward(self, model: nn.Module) -> None:
         """Count the last training forward, and its backward."""
-        inputs = [0 if layer.last_logits is None else len(layer.last_logits) for layer in fff_layers(model).values()]
+        layers = fff_layers(model).values()
+        seen = [layer.last_path if layer.decision == "sampled" else layer.last_logits for layer in layers]
+        inputs = [0 if logits is None else len(logits) for logits in seen]
         self.pending += (1 + _BACKWARD) * (max(inputs) + self._fixed)
 
     def is_due(self, step: int) -> bool:

@@ -8,6 +8,9 @@ They read what the last training forward of every FFF layer left behind, and sum
 
 With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's entropy in nats is
 H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
+
+A layer with `decision="sampled"` knows the nodes on a few paths of each sample. They stand for all nodes then: the
+visited path's for "mean" and "sum", all by their weights for "path" and for the balance.
 """
 
 from collections.abc import Iterator
@@ -17,10 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..backends import paths
 from ..checks import check_choice
 from ..functional import mixture, walk
 from ..last_forward import recall
 from ..layer import FFF, fff_layers
+from ..shares import reach, unevenness
 from ..tree import level_sizes, log_flow, log_reach, one_hot
 
 Reduction = Literal["mean", "sum", "path"]
@@ -38,10 +43,12 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
     """
     check_choice("reduction", reduction, REDUCTIONS)
     losses = []
-    for _, _, logits in last_logits(model):
-        entropy = bernoulli_entropy(logits)  # (batch, nodes)
-        if reduction == "path":
-            entropy = log_reach(logits).exp() * entropy
+    for _, layer, logits in last_logits(model):
+        if is_sampled(layer):
+            entropy = _entropy_of_paths(layer, logits, reduction)  # (batch, depth)
+        else:
+            entropy = bernoulli_entropy(logits)  # (batch, nodes)
+            entropy = log_reach(logits).exp() * entropy if reduction == "path" else entropy
         # max: the loss is 0, not NaN, for depth 0 or an empty batch.
         count = {"mean": max(entropy.numel(), 1), "sum": 1, "path": max(len(entropy), 1)}[reduction]
         losses.append(entropy.sum() / count)
@@ -50,6 +57,8 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
 
 def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
     """How unevenly the last training forward used the tree, summed over the FFF layers of `model`.
+
+    With `decision="sampled"`: how unevenly the last forwards used it, by a running mean (`fastff.shares`).
 
     "node": the sum over nodes of -(log a + log(1 - a)) / 2**(level + 1), with a the share of a node's samples that go
     right. Its minimum, where every node halves its samples, is depth * log 2.
@@ -62,6 +71,8 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
     for _, layer, logits in last_logits(model):
         if not logits.shape[0]:
             losses.append(logits.sum())
+        elif is_sampled(layer):
+            losses.append(_balance_of_paths(layer, logits, kind))
         elif kind == "leaf":
             share = one_hot(walk(logits), layer.num_leaves, logits.dtype).mean(0)
             losses.append(layer.num_leaves * (share * mixture(logits).mean(0)).sum())
@@ -69,14 +80,48 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
             # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
             sides = torch.logsumexp(log_flow(logits), 0)  # (nodes, 2)
             uneven = torch.logsumexp(sides, -1) - sides.mean(-1)  # -(log a + log(1 - a)) / 2
-            losses.append(sum((part.mean() for part in uneven.split(level_sizes(layer.depth))), logits.new_zeros(())))
+            losses.append(_mean_by_level(uneven, layer.depth))
     return torch.stack(losses).sum()
+
+
+def _balance_of_paths(layer: FFF, logits: Tensor, kind: str) -> Tensor:
+    if kind == "leaf":
+        raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
+    assert layer.last_leaf is not None
+    assert layer.last_weight is not None
+    assert layer.running_shares is not None
+    return _mean_by_level(unevenness(layer.running_shares, logits, layer.last_leaf, layer.last_weight), layer.depth)
+
+
+def _entropy_of_paths(layer: FFF, logits: Tensor, reduction: str) -> Tensor:
+    """Entropies that sum to the loss: (batch, depth)."""
+    if reduction != "path":
+        return bernoulli_entropy(logits[:, 0])
+    assert layer.last_leaf is not None
+    assert layer.last_weight is not None
+    return (bernoulli_entropy(logits) * reach(logits, layer.last_leaf, layer.last_weight)).sum(1)
+
+
+def _mean_by_level(values: Tensor, depth: int) -> Tensor:
+    """The sum over the levels of the means over their nodes; values (nodes,)."""
+    return sum((part.mean() for part in values.split(level_sizes(depth))), values.new_zeros(()))
 
 
 @torch.no_grad()
 def entropies(model: nn.Module) -> dict[str, Tensor]:
-    """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name."""
-    return {name: bernoulli_entropy(logits).sum(0) / max(len(logits), 1) for name, _, logits in last_logits(model)}
+    """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name.
+
+    With `decision="sampled"`, the mean over the samples that reached the node, and 0 if none did.
+    """
+    return {name: _node_entropy(layer, logits) for name, layer, logits in last_logits(model)}
+
+
+def _node_entropy(layer: FFF, logits: Tensor) -> Tensor:
+    if not is_sampled(layer) or layer.last_leaf is None:
+        return bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
+    entropy, node = bernoulli_entropy(logits[:, 0]), paths.nodes(layer.last_leaf[:, 0], layer.depth).flatten()
+    total = entropy.new_zeros(layer.num_nodes).index_add_(0, node, entropy.flatten())
+    return total / node.bincount(minlength=layer.num_nodes).clamp(min=1)
 
 
 def bernoulli_entropy(logits: Tensor) -> Tensor:
@@ -87,7 +132,16 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 
 
 def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
-    """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward."""
+    """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward.
+
+    With `decision="sampled"`, the logits on the paths: (batch, paths, depth).
+    """
     for name, layer in fff_layers(model).items():
         trained = layer.depth > 0 and any(parameter.requires_grad for parameter in layer.tree_parameters())
-        yield name, layer, recall(layer, "last_logits", f"the FFF layer {name!r}", trained)
+        stored = "last_path" if is_sampled(layer) else "last_logits"
+        yield name, layer, recall(layer, stored, f"the FFF layer {name!r}", trained)
+
+
+def is_sampled(layer: FFF) -> bool:
+    """Whether the layer's training forwards leave the logits of paths."""
+    return layer.decision == "sampled"

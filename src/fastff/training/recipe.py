@@ -17,7 +17,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from ..batches import batches
 from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
-from ..layer import FFF, fff_layers, mark_fitted, trainable_layers
+from ..layer import DECISIONS, FFF, Decision, fff_layers, mark_fitted, trainable_layers
+from ..sampling import check_alternatives
 from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
 from .losses import REDUCTIONS, Reduction, balance_loss, hardening_loss
@@ -56,7 +57,9 @@ class Recipe:
             none.
 
     Rarely changed:
-        decision: "straight_through" trains the leaf that inference will use; "soft" trains the mixture of all leaves.
+        decision: "straight_through" trains the leaf that inference will use; "soft" trains the mixture of all leaves;
+            "sampled" trains the leaf that inference will use, and the tree by a few others, whatever the depth.
+        alternatives: with "sampled", the other leaves that each sample tries, at most one per level.
         temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
             with "soft".
         final_temperature: the temperature after the last step. At 1000 the soft pass equals the hard one, except for
@@ -79,7 +82,8 @@ class Recipe:
         sharing: float = 0.0,
         transposition: float = 0.0,
         reset_trees: bool | None = None,
-        decision: Literal["soft", "straight_through"] = "straight_through",
+        decision: Decision = "straight_through",
+        alternatives: int = 1,
         temperature: tuple[float, float] = (1.0, 1.0),
         final_temperature: float = 1000.0,
         hardening: float = 0.0,
@@ -105,9 +109,11 @@ class Recipe:
         logit_std = check_number("logit_std", logit_std, 0, above=True)
         self.min_share = check_share("min_share", min_share)
         rebalance_every = check_int("rebalance_every", rebalance_every, 0)
-        check_choice("decision", decision, ("soft", "straight_through"))
+        check_choice("decision", decision, DECISIONS)
+        check_alternatives(alternatives, max(layer.depth for layer in layers.values()))
         settings: dict[str, Any] = {"decision": decision, "sharing": check_share("sharing", sharing)}
         settings["transposition"] = check_probability("transposition", transposition)
+        settings["alternatives"] = int(alternatives)
         if not (reset_trees is None or isinstance(reset_trees, bool)):
             raise TypeError(f"reset_trees must be True, False or None; got {reset_trees!r}.")
         if isinstance(data, Iterator):

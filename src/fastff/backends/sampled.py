@@ -1,0 +1,161 @@
+"""The sampled pass: training at the cost of inference. Each sample visits one leaf, and a few alternatives in backward.
+
+The output is the visited leaf's, L_r(x), as in evaluation. The visited leaf learns from it, exactly as with
+straight-through decisions. The tree learns from alternatives: the sample leaves its path at one level (sampling.py),
+walks on to a leaf a, and compares. With g the gradient at the output, c_a the mixture weight of leaf a and w the weight
+of the draw,
+
+    "mixture": the walk goes on softly, right with probability p. The nodes v on the way to a get
+               dL/dz_v = w <g, L_a - L_r> d log c_a / dz_v                      (1 - p_v to the right, -p_v to the left)
+    others:    the walk goes on hard. The node v that was flipped alone gets
+               dL/dz_v = w p_v (1 - p_v) <g, L_right - L_left>                  (one of them L_a, the other L_r)
+
+Expectations. "mixture" is unbiased: over the draws, the gradient of every parameter and of x is exactly the
+straight-through gradient. (With g_j = <g, L_j>, sum_j c_j g_j has the derivative sum_j c_j g_j dlog c_j. As the c_j sum
+to 1, any number may be subtracted from all g_j, here g_r. So leaf r drops out; the others are drawn by c_j / (1 - c_r),
+with w = 1 - c_r.)
+The others are biased and vary less: their expectation is the sum over the path of the gradients of p_v L_right +
+(1 - p_v) L_left, as if the sample reached each of its nodes for certain, and both subtrees were hard.
+
+x gets the gradient of the visited leaf and the gradient through the logits. A step costs 1 + alternatives leaves and
+about (2 + alternatives) * depth nodes per sample, and no memory that grows with 2**depth.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import tree as heap
+from .._torch import in_eager
+from ..activations import Activation
+from ..sampling import draw, thresholds
+from ..tensors import Leaves, Sampled, SampledOptions, Tree, at_least_float32
+from . import aten, paths, segments
+from .choice import choose, run
+from .request import Request, needs_grad
+
+
+def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SampledOptions) -> Sampled:
+    """The output and, for the losses, paths of each sample. Alternatives are drawn if the tree or x learns."""
+    depth = heap.depth_of(len(tree.weight) + 1)
+    swap = _swaps(x, depth, options.transposition)
+    with torch.no_grad():
+        leaf = _route(x, tree, activation, swap)
+    logits = paths.logits(x, paths.nodes(leaf, depth), tree, activation, options.sparse) * options.temperature
+    y = segments.visit(x, leaf, leaves, activation, options.dropout, options.sparse)
+    walks: list[_Walk] = []
+    if depth and needs_grad(logits):
+        flipped = logits.detach() if swap is None else torch.where(swap, -logits, logits).detach()
+        level, weight = draw(flipped, options.estimator, options.alternatives)
+        draws = zip(level.unbind(1), weight.unbind(1), strict=True)
+        walks = [_walk(x, leaf, swap, at, own, tree, activation, options) for at, own in draws]
+    soft = [walk for walk in walks if walk.logits is not None]
+    # The losses read these, and the output's gradient passes them: see last_forward.py.
+    walked = torch.stack([logits, *(walk.logits for walk in soft if walk.logits is not None)], 1)
+    for k, walk in enumerate(walks):
+        score = _score_of_walk(walk, walked[:, 1 + k]) if soft else _score_of_flip(walk, walked[:, 0], leaf, swap)
+        with torch.no_grad():
+            difference = _outputs(x, walk.leaf, leaves, activation, options.dropout) - y
+        y = _Credit.apply(y, score, difference, walk.leaf)  # type: ignore[no-untyped-call]
+    rest = torch.stack([walk.weight for walk in soft], 1) if soft else logits.new_zeros(len(x), 0)
+    weights = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
+    return Sampled(y, walked, torch.stack([leaf, *(walk.leaf for walk in soft)], 1), weights)
+
+
+class _Walk(NamedTuple):
+    """One alternative of each sample."""
+
+    level: Tensor  # (batch,): where it leaves the visited path
+    weight: Tensor  # (batch,): of the draw
+    leaf: Tensor  # (batch,): where it ends
+    logits: Tensor | None  # (batch, depth): on the way, if it is soft
+    swap: Tensor | None  # (batch, depth): the nodes on the way whose children were swapped
+
+
+def _walk(
+    x: Tensor,
+    leaf: Tensor,
+    swap: Tensor | None,
+    level: Tensor,
+    weight: Tensor,
+    tree: Tree,
+    activation: Activation,
+    options: SampledOptions,
+) -> _Walk:
+    depth = heap.depth_of(len(tree.weight) + 1)
+    with torch.no_grad():
+        turn = paths.turns(leaf, depth).gather(1, level.unsqueeze(1)).squeeze(1)
+        node = paths.nodes(leaf, depth).gather(1, level.unsqueeze(1)).squeeze(1)
+        other = 2 * node + 1 + ~turn  # the other child
+        own = _swaps(x, depth, options.transposition)
+        if options.estimator != "mixture":
+            return _Walk(level, weight, paths.descend(x, tree, activation, other, swap=own), None, None)
+        like = torch.empty(len(x), depth, dtype=weight.dtype, device=x.device)
+        end = paths.descend(x, tree, activation, other, thresholds(like) / options.temperature, own)
+        if own is not None and swap is not None:
+            shared = torch.arange(depth, device=x.device) <= level.unsqueeze(1)  # the way that both have in common
+            own = torch.where(shared, swap, own)
+    logits = paths.logits(x, paths.nodes(end, depth), tree, activation, options.sparse) * options.temperature
+    return _Walk(level, weight, end, logits, own)
+
+
+def _score_of_walk(walk: _Walk, logits: Tensor) -> Tensor:
+    """The weighted log c of the leaf of a soft walk; its gradient times <g, L_a - L_r> is the tree's: (batch,)."""
+    turn = paths.turns(walk.leaf, logits.shape[1])
+    turn = turn if walk.swap is None else turn ^ walk.swap
+    return F.logsigmoid(torch.where(turn, logits, -logits)).sum(-1) * walk.weight
+
+
+def _score_of_flip(walk: _Walk, logits: Tensor, leaf: Tensor, swap: Tensor | None) -> Tensor:
+    """The weighted probability of the alternative's side, at the level of the flip; as _score_of_walk: (batch,)."""
+    level = walk.level.unsqueeze(1)
+    logits = logits if swap is None else torch.where(swap, -logits, logits)
+    turn = paths.turns(leaf, logits.shape[1]).gather(1, level).squeeze(1)
+    right = torch.sigmoid(logits.gather(1, level).squeeze(1))
+    return torch.where(turn, -right, right) * walk.weight
+
+
+class _Credit(torch.autograd.Function):
+    """y, such that score gets the gradient <g, difference>."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, score: Tensor, difference: Tensor, other: Tensor) -> Tensor:
+        ctx.save_for_backward(difference)
+        ctx.dtype = score.dtype
+        if in_eager():
+            return y.view_as(y)
+        # No output of forward depends on the draws. A compiler (torch 2.13) would draw in forward and again, otherwise,
+        # in backward. Leaves are never negative: the same output, which seems to depend on them.
+        return torch.where((other >= 0).unsqueeze(-1), y, 0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (difference,) = ctx.saved_tensors
+        return grad, (grad.to(ctx.dtype) * difference.to(ctx.dtype)).sum(-1), None, None
+
+
+def _swaps(x: Tensor, depth: int, transposition: float) -> Tensor | None:
+    """Which nodes on a path swap their children: (batch, depth)."""
+    if not transposition:
+        return None
+    return torch.rand(len(x), depth, dtype=at_least_float32(x.dtype), device=x.device) < transposition
+
+
+def _route(x: Tensor, tree: Tree, activation: Activation, swap: Tensor | None) -> Tensor:
+    request = Request.make("route", x, tree, None, activation)
+    backend, _ = choose(request)
+    if swap is None and backend is not aten:  # which would compute all logits of a small tree
+        return run(backend, request)
+    start = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    return paths.descend(x, tree, activation, start, swap=swap)
+
+
+def _outputs(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dropout: float) -> Tensor:
+    """The outputs of these leaves, without a gradient."""
+    request = Request.make("visit", x, None, leaves, activation, leaf=leaf)
+    backend, _ = choose(request)
+    if dropout or backend is aten:  # which would run all leaves of a small layer
+        return segments.visit(x, leaf, leaves, activation, dropout)
+    return run(backend, request)

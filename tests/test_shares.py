@@ -1,0 +1,194 @@
+"""Balance from the paths alone: shares of the nodes, their running mean, and the loss on it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fastff
+from fastff.backends import paths
+from fastff.functional import mixture, walk
+from fastff.shares import node_shares, unevenness, update
+from fastff.tree import log_flow
+from helpers import make
+
+
+def forward(depth=3, batch=200, scale=1.0, **options):
+    torch.manual_seed(0)
+    layer = make(depth=depth, decision="sampled", scale=scale, **options)
+    x = torch.randn(batch, 5, dtype=torch.float64)
+    layer(x)
+    return layer, x
+
+
+def walked(layer):
+    return layer.last_path, layer.last_leaf, layer.last_weight
+
+
+def test_weighted_paths_have_the_shares_of_the_soft_mixture_and_their_gradient():
+    """All leaves as paths, by their mixture weights: the shares are then exactly the soft ones, with their gradient."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)  # all nodes of depth 3
+    leaf = torch.arange(8).expand(5, 8)
+    on_path = logits.gather(1, paths.nodes(leaf.flatten(), 3).view(5, -1)).view(5, 8, 3)
+    found = node_shares(on_path, leaf, mixture(logits).detach())
+    wanted = log_flow(logits).exp().mean(0)
+    torch.testing.assert_close(found, wanted)
+    direction = torch.randn_like(found)
+    gradients = [torch.autograd.grad((part * direction).sum(), logits)[0] for part in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_the_path_entropy_of_weighted_paths_is_that_of_the_mixture():
+    layer, x = forward()
+    logits = layer.node_logits(x)
+    with torch.no_grad():
+        layer.last_leaf = torch.arange(8).expand(len(x), 8)
+        layer.last_path = logits.gather(1, paths.nodes(layer.last_leaf.flatten(), 3).view(len(x), -1)).view(-1, 8, 3)
+        layer.last_weight = mixture(logits)
+        c = mixture(logits)
+        torch.testing.assert_close(fastff.hardening_loss(layer, "path"), -(c * c.log()).sum(-1).mean())
+
+
+def test_the_weights_of_the_paths_are_those_of_the_draw():
+    layer, x = forward(alternatives=2)
+    weights = layer.mixture(x).gather(1, layer.last_leaf[:, :1])
+    assert layer.last_path.shape == (200, 3, 3)
+    torch.testing.assert_close(layer.last_weight[:, :1], weights)
+    torch.testing.assert_close(layer.last_weight.sum(1), torch.ones(200, dtype=torch.float64))
+    assert (layer.last_leaf[:, 1:] != layer.last_leaf[:, :1]).all()
+    assert forward(estimator="even")[0].last_weight.shape == (200, 1)
+
+
+def test_shares_are_means_over_the_samples_that_reach_a_node():
+    layer, x = forward(estimator="even")
+    logits = layer.node_logits(x)
+    leaf, found = walk(logits), node_shares(*walked(layer))
+    for node in range(7):
+        level = (node + 1).bit_length() - 1
+        reached = 2**level - 1 + (leaf >> (3 - level)) == node
+        right = torch.where(reached, torch.sigmoid(logits[:, node]), 0).mean()
+        left = torch.where(reached, torch.sigmoid(-logits[:, node]), 0).mean()
+        torch.testing.assert_close(found[node], torch.stack([left, right]))
+    assert found[0].sum().item() == pytest.approx(1)
+
+
+def test_after_one_batch_the_running_mean_is_that_batch():
+    layer, _ = forward()
+    batch = node_shares(*walked(layer))
+    total, sides = batch.sum(-1), batch.log()
+    wanted = total.log() - sides.mean(-1)
+    found = unevenness(layer.running_shares, *walked(layer))
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=0)
+
+
+def test_the_gradient_is_that_of_the_batch_at_the_running_mean():
+    """Summed over batches of the same data with the mean of all of them: the gradient for all samples together."""
+    layer, x = forward(batch=400, estimator="even")  # whose paths are not random
+    parts, running = x.split(100), None
+    for part in parts * 400:  # the running mean forgets
+        layer(part)
+        running = update(running, *walked(layer))
+    layer.zero_grad()
+    for part in parts:
+        layer(part)
+        unevenness(running, *walked(layer)).sum().div(len(parts)).backward()
+    found = layer.node_weight.grad.clone()
+    layer.zero_grad()
+    layer(x)
+    unevenness(update(None, *walked(layer)), *walked(layer)).sum().backward()
+    # The mean weighs the four batches by 0.99 to powers of at most 3: its shares are off by at most 1.5 %.
+    torch.testing.assert_close(found, layer.node_weight.grad, rtol=0, atol=0.05 * found.abs().max().item())
+
+
+def test_the_loss_is_least_for_halves_and_finite_for_nodes_without_samples():
+    layer = make(depth=4, decision="sampled", scale=0.0)  # p = 1/2 everywhere, and all samples on one path
+    with torch.no_grad():
+        layer.node_bias.zero_()
+    layer(torch.randn(9, 5, dtype=torch.float64))
+    loss = fastff.balance_loss(layer)
+    assert loss.item() == pytest.approx(4 * math.log(2))
+    loss.backward()
+    assert layer.node_bias.grad.isfinite().all()
+    with torch.no_grad():
+        layer.node_bias[0] = 200.0
+    layer(torch.randn(9, 5, dtype=torch.float64))
+    loss = fastff.balance_loss(layer)
+    loss.backward()
+    assert loss > 4 * math.log(2)
+    assert layer.node_bias.grad.isfinite().all()
+
+
+def test_the_loss_balances_a_tree():
+    torch.manual_seed(0)
+    layer, x = fastff.FFF(8, 4, depth=3, leaf_width=2, decision="sampled"), torch.randn(2048, 8)
+    with torch.no_grad():
+        layer.node_bias += 1.5
+    before = fastff.usage(layer, x)[""].smallest_share
+    least = 3 * math.log(2)
+    layer(x)
+    assert fastff.balance_loss(layer) > 1.1 * least
+    optimizer = torch.optim.Adam(layer.tree_parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        layer(x[torch.randperm(2048)[:64]])
+        loss = fastff.balance_loss(layer)
+        loss.backward()
+        optimizer.step()
+    assert loss < 1.01 * least
+    assert fastff.usage(layer, x)[""].smallest_share > 2 * before
+
+
+def test_other_losses_and_statistics_read_the_paths():
+    layer, x = forward()
+    logits = layer.node_logits(x)
+    used = fastff.usage(layer)[""]
+    assert torch.equal(used.leaf_count, walk(logits).bincount(minlength=8))
+    entropy = fastff.training.losses.bernoulli_entropy(layer.last_path[:, 0])
+    torch.testing.assert_close(fastff.hardening_loss(layer), entropy.mean())
+    torch.testing.assert_close(fastff.hardening_loss(layer, "sum"), entropy.sum())
+    root = fastff.training.entropies(layer)[""][0]
+    torch.testing.assert_close(root, fastff.training.losses.bernoulli_entropy(logits[:, 0]).mean())
+    with pytest.raises(ValueError, match='kind "leaf" needs all leaves; decision="sampled" sees one'):
+        fastff.balance_loss(layer, "leaf")
+
+
+def test_copies_and_reshaped_layers_start_from_a_mean_that_fits():
+    import copy
+
+    layer, x = forward()
+    other = copy.deepcopy(layer)
+    assert other.last_path is None
+    assert other.last_weight is None
+    assert torch.equal(other.running_shares, layer.running_shares)
+    fastff.regions.split_leaf_(layer, 0, x)
+    assert layer.running_shares is None
+    layer(x)
+    assert layer.running_shares.shape == (layer.num_nodes, 2)
+
+
+def test_a_recipe_trains_a_model_with_sampled_decisions():
+    torch.manual_seed(0)
+    x = torch.randn(512, 6)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    model = nn.Sequential(fastff.FFF(6, 2, depth=4, leaf_width=4))
+    recipe = fastff.Recipe(model, x, steps=200, decision="sampled", alternatives=2, noise=0.1)
+    assert (model[0].decision, model[0].alternatives) == ("sampled", 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        at = torch.randint(512, (128,))
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x[at]), y[at]) + recipe.loss()).backward()
+        optimizer.step()
+        recipe.step()
+    assert (model.eval()(x).argmax(-1) == y).float().mean() > 0.9
+    assert fastff.usage(model, x)["0"].leaves_used == 16
+
+
+def test_localised_optimizers_refuse_sampled_layers():
+    layer = make(decision="sampled")
+    optimizer = fastff.optim.LocalSGD(layer, 0.1)
+    layer(torch.randn(9, 5, dtype=torch.float64)).sum().backward()
+    with pytest.raises(ValueError, match='has decision="sampled", which has none'):
+        optimizer.step()
