@@ -5,7 +5,7 @@ Replace:  replace.py; choose.py filters, fit.py and leaves.py fill the layers, o
           edits the model, undo.py restores it after an error.
 Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_model.py); closeness.py measures.
 Save:     checkpoint.py; specification.py and history.py say what was done, files.py and the modules it names write and
-          read it, compare.py checks it against a model.
+          read it, weights_check.py checks it against a model.
 Quantise: quantize.py, int8 leaves.
 report.py has the results of all of them.
 """
