@@ -7,12 +7,16 @@ Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_m
 Save:     checkpoint.py; specification.py and history.py say what was done, files.py and the modules it names write and
           read it, weights_check.py checks it against a model.
 Quantise: quantize.py, int8 leaves.
+Compare:  comparing.py; controls.py makes the models beside FFF, comparison_rows.py measures each, comparison.py shows
+          the rows, comparison_file.py keeps them.
 report.py has the results of all of them.
 """
 
 from .apply import apply_
 from .blocks import Block
 from .checkpoint import load_, save
+from .comparing import compare
+from .comparison import Compared, Comparison
 from .distill import distill_
 from .quantize import Quantization, quantize_
 from .replace import replace_
@@ -20,11 +24,14 @@ from .report import Distillation, Distilled, Report
 
 __all__ = [
     "Block",
+    "Compared",
+    "Comparison",
     "Distillation",
     "Distilled",
     "Quantization",
     "Report",
     "apply_",
+    "compare",
     "distill_",
     "load_",
     "quantize_",
