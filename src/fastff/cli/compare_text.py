@@ -65,7 +65,7 @@ class TextModel:
         return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in x]
 
     def quality(self, held_out: Sequence[Batch]) -> Callable[[nn.Module, Sequence[Batch]], float]:
-        """The measure of quality: perplexity, or the cosine to the embeddings of this model, as it is now."""
+        """The measure of quality: perplexity, or the cosine to this model's own embeddings."""
         if self.head:
             return perplexity
         with evaluation_mode(self.model):
