@@ -7,7 +7,6 @@ import json
 import pytest
 
 from fastff.surgery import Compared, Comparison
-from fastff.surgery.comparison_file import read_rows, write_rows
 
 
 def row(method, size, quality, speedup, **more):
@@ -67,16 +66,3 @@ def test_the_picture(tmp_path):
         assert word in text
     assert "3 x 9" not in text
     assert path.read_bytes() == Comparison(ROWS, "match").plot(tmp_path / "again.svg").read_bytes()
-
-
-def test_a_file_keeps_rows_and_says_what_it_is_not(tmp_path):
-    path = tmp_path / "rows.json"
-    assert read_rows(path, {}) == []
-    write_rows(path, {"steps": 5}, ROWS)
-    assert read_rows(path, {"steps": 5}) == ROWS
-    with pytest.raises(ValueError, match="steps 5 there, 6 now"):
-        read_rows(path, {"steps": 6})
-    for text in ("no json", "[]", '{"kind": "other"}', '{"kind": "fastff comparison", "rows": [{}], "settings": {}}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="holds no comparison"):
-            read_rows(path, {})
