@@ -51,8 +51,15 @@ def test_every_method_can_be_timed(method):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in one.model.modules())
 
 
-def test_a_model_that_exceeds_the_budget_says_so():
+def test_a_slow_model_is_timed_beyond_the_budget():
+    """On a busy machine a call of MiniLM took a second, and rows without a time came out of a budget of 5 s."""
     taken = take_times(*candidates("original", "FFF"), [X], 1e-9)
+    assert min(taken[:4]) > 0
+    assert taken.note == ""
+
+
+def test_what_is_not_timed_says_why(monkeypatch):
+    monkeypatch.setattr("fastff.bench.timing.interleave", lambda runners, **_: ({}, {"candidate": "9 s a call"}))
+    taken = take_times(*candidates("original", "FFF"), [X], 1.0)
     assert taken[:4] == (None, None, None, None)
-    assert "blocks not timed" in taken.note
-    assert "exceed the budget" in taken.note
+    assert taken.note == "blocks not timed: 9 s a call; model not timed: 9 s a call"

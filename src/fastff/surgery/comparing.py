@@ -72,7 +72,7 @@ def compare(
         methods: which of "FFF", "dense", "low rank" and "int8" to run.
         filter, example: which blocks, and a batch to find them with, as in `replace_`.
         timed: the batch to time, or several of one shape; by default the first of held_out.
-        budget: about the seconds of timing for a row's blocks, and again for its model.
+        budget: about the seconds of timing for a row's blocks, and again for its model; slow models take longer.
         seed: of the fit and of distillation; the same for every row.
         rows: a JSON file that keeps the rows. Rows that it has are not run again, so an interrupted comparison goes on.
         progress: show a progress bar (needs rich).

@@ -10,6 +10,7 @@ from ..batches import batches, evaluation_mode, feed, watch_inputs
 from .controls import Candidate
 
 _SAMPLES, _INPUTS = 30, 4  # timing samples of each; inputs that rotate
+_LEAST_CALLS = 10  # of a slow model and its original together, beyond the budget: a few samples of each
 
 
 class Taken(NamedTuple):
@@ -44,7 +45,10 @@ def _shape(batch: Any) -> Any:
 
 
 def take_times(original: Candidate, candidate: Candidate, timed: Sequence[Any], budget: float) -> Taken:
-    """Time both, about `budget` seconds for the blocks and as many for the models. The original is timed once."""
+    """Time both, about `budget` seconds for the blocks and as many for the models, and longer where a call is slow.
+
+    The original beside itself is timed once.
+    """
     from ..bench.hardware import OtherLoad
 
     first = next(original.model.parameters())
@@ -107,6 +111,13 @@ def _beside(
 
     kind = QueueRunner if cuda else EagerRunner
     runners: dict[str, Runner] = {name: kind(call, inputs, "auto") for name, call in calls.items()}
-    found, skipped = interleave(runners, budget=budget, samples=_SAMPLES)
+    for runner in runners.values():
+        runner.sample(1)
+    once = max(runner.sample(1) for runner in runners.values()) / 1e6
+    for patience in (1, 20):  # on a busy machine a quick call now and then seems slow
+        least = patience * max(_LEAST_CALLS * once, 0.01)
+        found, skipped = interleave(runners, budget=max(budget, least), samples=_SAMPLES)
+        if not skipped:
+            break
     ours, theirs = (found[name].median if name in found else None for name in (next(iter(calls)), "original"))
     return (ours, theirs), "; ".join(skipped.values())

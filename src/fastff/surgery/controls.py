@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..activations import apply, is_gated
+from ..activations import apply
 from .apply import commit, edits_for
 from .blocks import Block, read_linear
 from .closeness import hold_out
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 def flops_of_tree(block: Block, depth: int, leaf_width: int) -> int:
     """The FLOPs of a token in an FFF of this size; depth 0 is a dense layer."""
-    inner = 2 if is_gated(block.activation) else 1
+    inner = 1 if block.weights.gate is None else 2
     return 2 * (depth * block.in_features + leaf_width * (inner * block.in_features + block.out_features))
 
 
