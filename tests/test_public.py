@@ -168,6 +168,19 @@ def test_surgery(tmp_path):
     assert torch.equal(bare(data), model(data))
 
 
+def test_compare():
+    """FFF beside its controls; the model is not changed."""
+    model, data = nn.Sequential(mlp(), nn.LayerNorm(6)).eval(), torch.randn(600, 6)
+    before = model(data)
+    made = fastff.surgery.compare(
+        model, [(2, 8)], data[:500], held_out=data[500:], steps=3, budget=0.02, progress=False
+    )
+    assert isinstance(made, fastff.surgery.Comparison)
+    assert all(isinstance(row, fastff.surgery.Compared) for row in made.rows)
+    assert [row.method for row in made.rows] == ["original", "FFF", "dense", "low rank", "int8"]
+    assert torch.equal(model(data), before)
+
+
 def test_quantize(tmp_path):
     """int8 leaves compute nearly the same, and a save keeps them."""
     pytest.importorskip("safetensors")

@@ -1,4 +1,4 @@
-"""The command tree of `fastff`: `bench`, `plan`, `explore`, and the commands of installed plug-ins."""
+"""The command tree of `fastff`: `bench`, `plan`, `compare`, `explore`, and the commands of installed plug-ins."""
 
 from typing import Annotated
 
@@ -6,6 +6,7 @@ import typer
 
 from .. import __version__
 from .bench_commands import bench
+from .compare_command import compare
 from .explore_command import explore
 from .plan_command import plan
 from .plugins import add_commands
@@ -36,5 +37,6 @@ def _root(
 
 app.add_typer(bench, name="bench", short_help="Measure inference times of FF and FFF, the paper's sizes or your own.")
 app.command()(plan)
+app.command()(compare)
 app.command()(explore)
 add_commands(app)

@@ -24,11 +24,11 @@ from ..layer import mark_fitted
 from ..regions.edit_state import edits_state, load_edits_
 from ..surgery.apply import apply_
 from ..surgery.checkpoint import check_note, note_of
-from ..surgery.compare import check_sizes, compare, tensors_of
 from ..surgery.files import Header, check_directory, kind_of
 from ..surgery.quantize import as_saved_
 from ..surgery.read import open_weights
 from ..surgery.specification import Specification
+from ..surgery.weights_check import check_sizes, check_weights, tensors_of
 from ..surgery.write import write
 from ..switches import PROBING
 from .configs import DTYPES, check_config, check_generation, cleaned, guarded
@@ -64,7 +64,7 @@ def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -
         )
     check_config(config, type(model.config), header)
     try:
-        compare(_build(type(model), config, note["specification"], "meta", header), header)
+        check_weights(_build(type(model), config, note["specification"], "meta", header), header)
     except ValueError as error:
         raise ValueError(
             f"{type(model).__name__} would not load again: a fresh model from its config, after the same surgery, "
@@ -119,7 +119,7 @@ def from_pretrained(
             check_generation(generation)
         try:
             shapes = _build(chosen, config, specification, "meta", header)
-            compare(shapes, header)
+            check_weights(shapes, header)
         except ValueError as error:
             if model_class is None:
                 raise

@@ -6,14 +6,18 @@ Replace:  replace.py; choose.py filters, fit.py and leaves.py fill the layers, o
           edits the model, undo.py restores it after an error.
 Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_model.py); closeness.py measures.
 Save:     checkpoint.py; specification.py and history.py say what was done, files.py and the modules it names write and
-          read it, compare.py checks it against a model.
+          read it, weights_check.py checks it against a model.
 Quantise: quantize.py, int8 leaves.
+Compare:  comparing.py; controls.py makes the models beside FFF, comparison_rows.py measures each, comparison.py shows
+          the rows, comparison_file.py keeps them.
 report.py has the results of all of them.
 """
 
 from .apply import apply_
 from .blocks import Block
 from .checkpoint import load_, save
+from .comparing import compare
+from .comparison import Compared, Comparison
 from .distill import distill_
 from .quantize import Quantization, quantize_
 from .replace import replace_
@@ -21,11 +25,14 @@ from .report import Distillation, Distilled, Report
 
 __all__ = [
     "Block",
+    "Compared",
+    "Comparison",
     "Distillation",
     "Distilled",
     "Quantization",
     "Report",
     "apply_",
+    "compare",
     "distill_",
     "load_",
     "quantize_",

@@ -63,7 +63,7 @@ def remember(model: nn.Module, specification: Specification) -> list[Edit]:
     return edits
 
 
-def edits_for(model: nn.Module, entry: Mapping[str, Any], layer: FFF) -> list[Edit]:
+def edits_for(model: nn.Module, entry: Mapping[str, Any], layer: nn.Module) -> list[Edit]:
     """The edits that put a layer in the place of one block."""
     new: nn.Module = layer
     if entry["dropout_after"]:

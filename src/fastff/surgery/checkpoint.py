@@ -19,7 +19,6 @@ from torch import nn
 from ..layer import FFF, mark_fitted
 from ..regions.edit_state import edits_state, load_edits_
 from .apply import commit, plan
-from .compare import check_sizes, compare, tensors_of
 from .files import check_directory
 from .history import HISTORY, history_of, layer_path
 from .operable import check_model
@@ -27,6 +26,7 @@ from .quantize import as_saved_
 from .read import check_temperature, open_weights
 from .specification import Specification, check_specification, module_at
 from .undo import check_memory, unchanged_on_error
+from .weights_check import check_sizes, check_weights, tensors_of
 from .write import write
 
 VERSION = 2
@@ -62,7 +62,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         check_sizes(specification, saved.header)
         commit(plan(model, specification))
         as_saved_(model, saved.header)
-        compare(model, saved.header)
+        check_weights(model, saved.header)
         for own, tensor in saved.tensors(model):
             own.data = tensor
         load_edits_(model, saved.edits())

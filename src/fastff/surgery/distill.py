@@ -72,7 +72,7 @@ def distill_(
                     made.append(distill_layer_(name, layer, block, x, advance, steps=steps, batch=batch, rate=rate))
         else:
             made = distill_model_(
-                model, teacher, found, report, data, steps=steps, rate=rate, loss=loss, advance=advance
+                model, teacher, found, report.blocks, data, steps=steps, rate=rate, loss=loss, advance=advance
             )
     if made.trouble:
         warnings.warn(made.trouble, stacklevel=2)

@@ -6,7 +6,7 @@ for what an earlier one misses.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
@@ -23,19 +23,19 @@ from .closeness import check_same_shape, check_varies, drift, first_tensor
 from .distill_layer import Advance, visited
 from .inputs import run_on
 from .linears import read_linear
-from .report import Distillation, Distilled, Report, diverged, no_better
+from .report import Distillation, Distilled, diverged, no_better
 
 Loss = Callable[[Any, Any, Any], Tensor]
 
 OUTPUT = "output"
-_HELD_OUT = 16  # batches at most
+HELD_OUT_BATCHES = 16  # at most
 
 
 def distill_model_(
     model: nn.Module,
     teacher: nn.Module,
-    layers: dict[str, FFF],
-    report: Report,
+    layers: Mapping[str, nn.Module],
+    blocks: Mapping[str, Block],
     data: Any,
     *,
     steps: int,
@@ -45,17 +45,19 @@ def distill_model_(
 ) -> Distillation:
     """Train the leaves of these layers; returns the drift at each place before and after, on held-out batches.
 
-    If the output ends up no closer to the teacher's, the leaves are restored.
+    If the output ends up no closer to the teacher's, the leaves are restored. blocks: the dense block that each layer
+    replaced. A layer that is no FFF, such as a control of `compare`, trains all its parameters.
     """
-    pair = _Pair(model, teacher, layers, report, loss)
-    leaves = [p for layer in layers.values() for p in layer.leaf_parameters()]
+    pair = _Pair(model, teacher, layers, blocks, loss)
+    leaves = [p for layer in layers.values() for p in _leaves(layer)]
     train, held_out = _split(data, steps)
     start = [p.detach().clone() for p in leaves]
     with evaluation_mode(model), evaluation_mode(teacher), pair.watch():
         before = pair.measure(held_out)
         if not math.isfinite(before[OUTPUT]):
             raise ValueError(f"the {pair.measured} of the output is {before[OUTPUT]} before any step; clean the data.")
-        with _only(model, leaves), _training_forward(layers.values()):
+        trees = [layer for layer in layers.values() if isinstance(layer, FFF)]
+        with _only(model, leaves), _training_forward(trees):
             note = _train_(pair, leaves, train, steps, rate, advance)
         after = pair.measure(held_out)
         kept = not note and after[OUTPUT] < before[OUTPUT] and all(bool(p.isfinite().all()) for p in leaves)
@@ -70,12 +72,16 @@ def distill_model_(
     )
 
 
+def _leaves(layer: nn.Module) -> Iterable[nn.Parameter]:
+    return layer.leaf_parameters() if isinstance(layer, FFF) else layer.parameters()
+
+
 def _split(data: Any, steps: int) -> tuple[list[Any], list[Any]]:
     """The batches to train on, and those to measure on: the last, as replace_ may have fitted leaves to the first."""
-    parts = list(islice(batches(data), steps + _HELD_OUT))
+    parts = list(islice(batches(data), steps + HELD_OUT_BATCHES))
     if not parts:
         raise ValueError("data holds no batch. Pass batches for the model.")
-    train = parts[: len(parts) - min(_HELD_OUT, len(parts) // 10)]
+    train = parts[: len(parts) - min(HELD_OUT_BATCHES, len(parts) // 10)]
     return train, parts[len(train) :] or parts
 
 
@@ -112,11 +118,16 @@ class _Pair:
     """A model and its teacher, compared at the inputs of each replaced block and at the output."""
 
     def __init__(
-        self, model: nn.Module, teacher: nn.Module, layers: dict[str, FFF], report: Report, loss: Loss | None
+        self,
+        model: nn.Module,
+        teacher: nn.Module,
+        layers: Mapping[str, nn.Module],
+        blocks: Mapping[str, Block],
+        loss: Loss | None,
     ) -> None:
         self.model, self.teacher, self.layers, self.loss = model, teacher, layers, loss
         self.measured = "drift" if loss is None else "loss"
-        self.dense = {name: _first_linear(teacher, report.blocks[name]) for name in layers}
+        self.dense = {name: _first_linear(teacher, blocks[name]) for name in layers}
         self.inputs: dict[nn.Module, Any] = {}  # of the last batch, by layer or linear layer
 
     def watch(self) -> AbstractContextManager[None]:

@@ -32,7 +32,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(found.values())
 
 
-def compare(model: nn.Module, header: Header) -> None:
+def check_weights(model: nn.Module, header: Header) -> None:
     """Raise unless a file of weights has exactly the tensors of a converted model."""
     wanted = tensors_of(model)
     wrong = [f"{name} is missing" for name in wanted if name not in header]

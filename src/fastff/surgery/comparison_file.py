@@ -1,0 +1,75 @@
+"""The file of a comparison: JSON with its settings and the rows that are done, replaced as a whole after every row.
+
+Rows of another model, other data or other settings are not mixed in: the file says what it is of, and a comparison that
+differs stops before any work. Sizes may differ: their rows add up.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..atomic import replacing
+from .comparison import COLUMNS, Compared
+
+KIND = "fastff comparison"
+_VALUES = 256  # of a tensor, spread evenly: enough to tell one training run's weights from another's
+
+
+def fingerprint(value: Any) -> str:
+    """A short name for the content of a model, a tensor or a batch."""
+    digest = hashlib.blake2b(digest_size=8)
+    _add(digest, value)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    if isinstance(value, nn.Module):
+        value = {name: t for name, t in value.state_dict().items() if isinstance(t, Tensor)}
+    if isinstance(value, Tensor):
+        flat = value.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // _VALUES)].to("cpu", torch.float64)
+        digest.update(f"{tuple(value.shape)}{some.tolist()}".encode())
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            digest.update(str(key).encode())
+            _add(digest, part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            _add(digest, part)
+    else:
+        digest.update(repr(value).encode())
+
+
+def read_rows(path: Path, settings: Mapping[str, Any]) -> list[Compared]:
+    """The rows of a file, empty if there is none; raises unless it is a comparison with these settings."""
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        if found["kind"] != KIND:
+            raise ValueError("it is of another kind")
+        rows = [Compared(**{name: row[name] for name in COLUMNS}) for row in found["rows"]]
+        old = dict(found["settings"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no comparison: {error}. Choose another file, or delete it.") from None
+    names = [name for name in {**old, **settings} if old.get(name) != settings.get(name)]
+    if names:
+        differ = ", ".join(f"{name} {old.get(name)!r} there, {settings.get(name)!r} now" for name in names)
+        raise ValueError(
+            f"{path} holds rows of another comparison: {differ}. Choose another file, or delete it to start again."
+        )
+    return rows
+
+
+def write_rows(path: Path, settings: Mapping[str, Any], rows: Sequence[Compared]) -> None:
+    """Replace the file."""
+    content = {"kind": KIND, "settings": dict(settings), "rows": [dataclasses.asdict(row) for row in rows]}
+    with replacing(path) as file:
+        json.dump(content, file, indent=2, allow_nan=False)
+        file.write("\n")
