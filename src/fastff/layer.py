@@ -149,7 +149,11 @@ class FFF(nn.Module):
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
             y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
-            return functional.hard(x, self.tree, self.leaves, activation=self.activation) if y is None else y
+            if y is not None:
+                return y
+            if self.leaf_in_scale is not None:
+                self._check_int8()
+            return functional.hard(x, self.tree, self.leaves, activation=self.activation)
         output, logits, mixture = functional.soft(
             x,
             self.tree,
@@ -266,6 +270,15 @@ class FFF(nn.Module):
             self.leaf_gate_scale,
         )
 
+    def _check_int8(self) -> None:
+        """Raise if something computes the int8 weights: what it adds to them would be rounded to whole numbers."""
+        by: Any = self._modules.get("parametrizations") or ()
+        if computed := [name for name in by if name.startswith("leaf_")]:
+            raise TypeError(
+                f"int8 leaves must be plain parameters; got a parametrization, such as a LoRA adapter, of "
+                f"{', '.join(computed)}. Merge the adapters first, and call fastff.quantize_ last."
+            )
+
     def _no_plans(self) -> PlanCache:
         """No plan yet; never one for a subclass that computes its tree or leaves."""
         cls = type(self)
@@ -323,10 +336,19 @@ class FFF(nn.Module):
 
 
 def fff_layers(model: nn.Module) -> dict[str, FFF]:
-    """The FFF layers of a model by name; an error if there are none."""
+    """The FFF layers of a model by name; an error if there are none.
+
+    PEFT's modules_to_save trains a copy of a layer, and keeps the original beside it, unused: only the copy counts.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model, an nn.Module; got {type(model).__name__}. Pass the model itself.")
-    found = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FFF)}
+    saved = [part._modules for part in model.modules() if "modules_to_save" in part._modules]
+    unused = {module for part in saved if (old := part.get("original_module")) is not None for module in old.modules()}
+    found = {
+        _plain(name): module
+        for name, module in model.named_modules()
+        if isinstance(module, FFF) and module not in unused
+    }
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no FFF layer. Add one, for example fastff.FFF(in_features, out_features, "
@@ -336,14 +358,22 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
 
 
 def trainable_layers(model: nn.Module) -> dict[str, FFF]:
-    """As fff_layers; an error if one has int8 leaves, which do not train."""
+    """As fff_layers; an error if one has int8 leaves or is offloaded by accelerate, and so does not train."""
     found = fff_layers(model)
     if names := [name or "the model itself" for name, layer in found.items() if layer.leaves.is_int8]:
         raise TypeError(
             f"int8 leaves do not train: {', '.join(names[:4])}{', ...' * (len(names) > 4)}. Call this before "
             "fastff.quantize_."
         )
+    if names := [name for name, layer in found.items() if hasattr(layer, "_hf_hook") and layer.node_weight.is_meta]:
+        raise ValueError(f"offloaded layers do not train: {', '.join(names[:4])}. Load the model without offloading.")
     return found
+
+
+def outside_adapters(model: nn.Module) -> list[str]:
+    """The FFF layers of a PEFT model whose trees its checkpoints leave out: they hold adapters and modules_to_save."""
+    adapted = hasattr(model, "peft_config")
+    return [name for name in fff_layers(model) if "modules_to_save" not in name.split(".")] if adapted else []
 
 
 def mark_fitted(model: nn.Module) -> None:

@@ -6,7 +6,7 @@ Replace:  replace.py; choose.py filters, fit.py and leaves.py fill the layers, o
 Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_model.py); closeness.py measures.
 Save:     checkpoint.py; specification.py and history.py say what was done, files.py and the modules it names write and
           read it, compare.py checks it against a model.
-Quantise: quantize.py, int8 leaves.
+Quantise: quantize.py, int8 leaves; precision.py says which weights of a model are quantised.
 report.py has the results of all of them.
 """
 
@@ -14,6 +14,7 @@ from .apply import apply_
 from .blocks import Block
 from .checkpoint import load_, save
 from .distill import distill_
+from .precision import Precision, precision_of
 from .quantize import Quantization, quantize_
 from .replace import replace_
 from .report import Distillation, Distilled, Report
@@ -22,11 +23,13 @@ __all__ = [
     "Block",
     "Distillation",
     "Distilled",
+    "Precision",
     "Quantization",
     "Report",
     "apply_",
     "distill_",
     "load_",
+    "precision_of",
     "quantize_",
     "replace_",
     "save",

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..batches import batches
 from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
-from ..layer import FFF, fff_layers, mark_fitted, trainable_layers
+from ..layer import FFF, fff_layers, mark_fitted, outside_adapters, trainable_layers
 from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
 from .losses import REDUCTIONS, Reduction, balance_loss, hardening_loss
@@ -115,6 +115,13 @@ class Recipe:
         if data is not None:
             batches(data)
         self.model, self.data = model, data
+        if left_out := outside_adapters(model):
+            warnings.warn(
+                f"the recipe moves the trees of {left_out[0]}{' and others' * (len(left_out) > 1)}, and a PEFT model's "
+                "checkpoints leave them out. Name the layers in modules_to_save, or save the merged model: "
+                "fastff.save(model.merge_and_unload(), directory).",
+                stacklevel=2,
+            )
 
         def is_new(fitted: bool) -> bool:
             return not fitted if reset_trees is None else reset_trees
