@@ -10,8 +10,6 @@ from torch import nn
 import fastff
 from fastff.surgery import precision_of
 
-torchao = pytest.importorskip("torchao.quantization")
-
 
 def model():
     torch.manual_seed(0)
@@ -24,12 +22,17 @@ def dynamic(model):
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear, fastff.FFF}, dtype=torch.qint8)
 
 
-def by_torchao(model):
-    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+def by_torchao(model, names=None):
+    """The linear layers as int8, or the parameters of these names. torchao takes seconds to import."""
+    torchao = pytest.importorskip("torchao.quantization")
+    config, options = torchao.Int8WeightOnlyConfig(), {}
+    if names:
+        config, options = torchao.FqnToConfig(dict.fromkeys(names, config)), {"filter_fn": None}
+    torchao.quantize_(model, config, **options)
     return model
 
 
-@pytest.mark.parametrize("quantise", [dynamic, by_torchao])
+@pytest.mark.parametrize("quantise", [dynamic, pytest.param(by_torchao, marks=pytest.mark.slow)])
 def test_others_leave_the_leaves_out(quantise):
     """Both say nothing, even if FFF is among the types to quantise; fastff.quantize_ does the rest."""
     x = torch.randn(11, 8)
@@ -54,6 +57,7 @@ def test_others_leave_the_leaves_out(quantise):
     assert net(torch.randn(11, 9)).isfinite().all()
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_stored_numbers():
     net = by_torchao(model())
     sizes = {weight.name: weight.bytes for weight in precision_of(net).weights}
@@ -72,11 +76,11 @@ def test_a_tied_weight_counts_once():
     assert found.float_leaves == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["leaf_in_weight", "node_weight"])
 def test_torchao_on_a_parameter_of_an_fff_does_not_run(name):
-    """FqnToConfig can reach the 3-D parameters. The layer says so instead of reading what is not there."""
-    net = model().eval()
-    torchao.quantize_(net, torchao.FqnToConfig({f"1.{name}": torchao.Int8WeightOnlyConfig()}), filter_fn=None)
+    """FqnToConfig can reach the 3-D parameters. The layer refuses them, with gradients and without."""
+    net = by_torchao(model().eval(), [f"1.{name}"])
     told = rf"{name.partition('_')[2]} must be a plain tensor; got torchao's Int8Tensor.*fastff.quantize_"
     for grad in (torch.enable_grad(), torch.no_grad()):
         with grad, pytest.raises(TypeError, match=told):
