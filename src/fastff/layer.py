@@ -6,7 +6,7 @@ from the root is followed and one leaf evaluated: depth * node_width + leaf_widt
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -342,19 +342,13 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model, an nn.Module; got {type(model).__name__}. Pass the model itself.")
-    saved = [part._modules for part in model.modules() if "modules_to_save" in part._modules]
-    unused = {module for part in saved if (old := part.get("original_module")) is not None for module in old.modules()}
-    found = {
-        _plain(name): module
-        for name, module in model.named_modules()
-        if isinstance(module, FFF) and module not in unused
-    }
+    found = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FFF)}
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no FFF layer. Add one, for example fastff.FFF(in_features, out_features, "
             "depth=..., leaf_width=...), or pass the model that has one."
         )
-    return found
+    return {name: layer for name, layer in found.items() if not _is_original(name, found)}
 
 
 def trainable_layers(model: nn.Module) -> dict[str, FFF]:
@@ -380,6 +374,12 @@ def mark_fitted(model: nn.Module) -> None:
     """Mark the FFF layers of a model as fitted, so that a Recipe keeps their trees and leaves."""
     for layer in fff_layers(model).values():
         layer.fitted_tree = layer.fitted_leaves = True
+
+
+def _is_original(name: str, names: Iterable[str]) -> bool:
+    """Whether a layer is the unused original of one that PEFT's modules_to_save trains."""
+    above, original, _ = name.partition("original_module")
+    return bool(original) and any(other.startswith(f"{above}modules_to_save.") for other in names)
 
 
 def _plain(name: str) -> str:

@@ -24,14 +24,14 @@ IDS = torch.randint(3, 50, (16, 6), generator=torch.Generator().manual_seed(1))
 DATA = [{"input_ids": ids, "labels": ids} for ids in IDS]
 
 
-def trainer(path, model, plain=False, callback=None, **options):
+def trainer(path, model, plain=False, eval_dataset=None, **options):
     defaults = {"max_steps": 4, "per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-2}
     defaults |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "seed": 3}
     arguments = TrainingArguments(path, **defaults | options)
     if plain:
-        return Trainer(model, arguments, train_dataset=DATA)
-    recipe = {"noise": 0.8, "rebalance_every": 2, "min_share": 0.5} | (callback or {})
-    return FFFTrainer(model, arguments, train_dataset=DATA, callbacks=[FFFCallback({"input_ids": IDS}, **recipe)])
+        return Trainer(model, arguments, train_dataset=DATA, eval_dataset=eval_dataset)
+    callback = FFFCallback({"input_ids": IDS}, noise=0.8, rebalance_every=2, min_share=0.5)
+    return FFFTrainer(model, arguments, train_dataset=DATA, callbacks=[callback])
 
 
 def losses(trainer):
@@ -42,7 +42,8 @@ def zeroed(model):
     """What a checkpoint brings must not be there already."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.zero_() if parameter.requires_grad else None
+            if parameter.requires_grad:
+                parameter.zero_()
     return model
 
 
@@ -67,6 +68,19 @@ def test_a_trainers_own_checkpoints_resume(family, plain, checkpointing, tmp_pat
     assert losses(resumed) == losses(whole)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the library's own save_pretrained")
+def test_a_trainer_loads_its_best_checkpoint(tmp_path):
+    """At a rate that makes the model worse, the best one is not the last."""
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"load_best_model_at_end": True, "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_steps": 2}
+    made = trainer(tmp_path, operated("llama"), plain=True, eval_dataset=DATA, **options)
+    made.train()
+    found = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry]
+    assert min(found) < found[-1]
+    assert made.evaluate()["eval_loss"] == min(found)
 
 
 @pytest.mark.slow

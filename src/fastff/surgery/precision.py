@@ -8,8 +8,8 @@ whose attention is int8 may keep most of its bytes in float32. Look once after q
     print(precision_of(model))     # names the FFF layers that are left
     fastff.quantize_(model)        # makes their leaves int8
 
-A weight is a parameter, or torch.ao's packed tensor, of two dimensions or more. Buffers, biases, scales and norms do not
-count.
+A weight is a parameter, or torch.ao's packed tensor, of two dimensions or more. Buffers, biases, scales and norms do
+not count.
 """
 
 from collections.abc import Iterator
