@@ -6,7 +6,7 @@ from the root is followed and one leaf evaluated: depth * node_width + leaf_widt
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from . import activations, functional
 from . import tree as heap
 from .activations import Activation
+from .adapters import check_int8, is_original
 from .backends.plan_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
 from .last_forward import remember
@@ -152,7 +153,7 @@ class FFF(nn.Module):
             if y is not None:
                 return y
             if self.leaf_in_scale is not None:
-                self._check_int8()
+                check_int8(self)
             return functional.hard(x, self.tree, self.leaves, activation=self.activation)
         output, logits, mixture = functional.soft(
             x,
@@ -270,15 +271,6 @@ class FFF(nn.Module):
             self.leaf_gate_scale,
         )
 
-    def _check_int8(self) -> None:
-        """Raise if something computes the int8 weights: what it adds to them would be rounded to whole numbers."""
-        by: Any = self._modules.get("parametrizations") or ()
-        if computed := [name for name in by if name.startswith("leaf_")]:
-            raise TypeError(
-                f"int8 leaves must be plain parameters; got a parametrization, such as a LoRA adapter, of "
-                f"{', '.join(computed)}. Merge the adapters first, and call fastff.quantize_ last."
-            )
-
     def _no_plans(self) -> PlanCache:
         """No plan yet; never one for a subclass that computes its tree or leaves."""
         cls = type(self)
@@ -348,7 +340,7 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
             f"{type(model).__name__} has no FFF layer. Add one, for example fastff.FFF(in_features, out_features, "
             "depth=..., leaf_width=...), or pass the model that has one."
         )
-    return {name: layer for name, layer in found.items() if not _is_original(name, found)}
+    return {name: layer for name, layer in found.items() if not is_original(name, found)}
 
 
 def trainable_layers(model: nn.Module) -> dict[str, FFF]:
@@ -364,22 +356,10 @@ def trainable_layers(model: nn.Module) -> dict[str, FFF]:
     return found
 
 
-def outside_adapters(model: nn.Module) -> list[str]:
-    """The FFF layers of a PEFT model whose trees its checkpoints leave out: they hold adapters and modules_to_save."""
-    adapted = hasattr(model, "peft_config")
-    return [name for name in fff_layers(model) if "modules_to_save" not in name.split(".")] if adapted else []
-
-
 def mark_fitted(model: nn.Module) -> None:
     """Mark the FFF layers of a model as fitted, so that a Recipe keeps their trees and leaves."""
     for layer in fff_layers(model).values():
         layer.fitted_tree = layer.fitted_leaves = True
-
-
-def _is_original(name: str, names: Iterable[str]) -> bool:
-    """Whether a layer is the unused original of one that PEFT's modules_to_save trains."""
-    above, original, _ = name.partition("original_module")
-    return bool(original) and any(other.startswith(f"{above}modules_to_save.") for other in names)
 
 
 def _plain(name: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..layer import outside_adapters
+from ..adapters import outside_checkpoints
+from ..layer import fff_layers
 from ..surgery.history import HISTORY
 from .driver import RecipeDriver
 from .pretrained import from_pretrained, push_to_hub, save_pretrained
@@ -55,7 +56,7 @@ class FFFCallback(TrainerCallback):
                 "layers. Start one process per GPU, with torchrun or accelerate launch."
             )
         model = kwargs["model"]
-        if left_out := outside_adapters(model):
+        if left_out := outside_checkpoints(model, fff_layers(model)):
             raise ValueError(
                 "a Trainer's checkpoint of a PEFT model must hold the trees that FFFCallback moves; got adapters alone "
                 f"for {', '.join(left_out[:4])}. Name these layers in modules_to_save, or train the adapters without "

@@ -22,10 +22,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..adapters import outside_checkpoints
 from ..batches import batches
 from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
-from ..layer import FFF, fff_layers, mark_fitted, outside_adapters, trainable_layers
+from ..layer import FFF, fff_layers, mark_fitted, trainable_layers
 from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
 from .losses import REDUCTIONS, Reduction, balance_loss, hardening_loss
@@ -115,7 +116,7 @@ class Recipe:
         if data is not None:
             batches(data)
         self.model, self.data = model, data
-        if left_out := outside_adapters(model):
+        if left_out := outside_checkpoints(model, layers):
             warnings.warn(
                 f"the recipe moves the trees of {left_out[0]}{' and others' * (len(left_out) > 1)}, and a PEFT model's "
                 "checkpoints leave them out. Name the layers in modules_to_save, or save the merged model: "
