@@ -188,7 +188,11 @@ def test_quantize(tmp_path):
     fresh = copy.deepcopy(model)
     fastff.replace_(model, depth=2)
     before = model(x)
+    found = fastff.surgery.precision_of(model)
+    assert isinstance(found, fastff.surgery.Precision)
+    assert found.float_leaves == ["0"]
     report = fastff.quantize_(model)
+    assert fastff.surgery.precision_of(model).float_leaves == []
     assert isinstance(report, fastff.surgery.Quantization)
     assert report.bytes_after < report.bytes_before
     assert (model(x) - before).norm() < 0.02 * before.norm()

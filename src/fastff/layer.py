@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from . import activations, functional
 from . import tree as heap
 from .activations import Activation
+from .adapters import check_int8, is_original
 from .backends.plan_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
 from .last_forward import LAST, remember
@@ -173,7 +174,11 @@ class FFF(nn.Module):
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
             y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
-            return functional.hard(x, self.tree, self.leaves, activation=self.activation) if y is None else y
+            if y is not None:
+                return y
+            if self.leaf_in_scale is not None:
+                check_int8(self)
+            return functional.hard(x, self.tree, self.leaves, activation=self.activation)
         leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
         options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
         options |= {"transposition": self.transposition, "dropout": self.dropout}
@@ -352,7 +357,10 @@ class FFF(nn.Module):
 
 
 def fff_layers(model: nn.Module) -> dict[str, FFF]:
-    """The FFF layers of a model by name; an error if there are none."""
+    """The FFF layers of a model by name; an error if there are none.
+
+    PEFT's modules_to_save trains a copy of a layer, and keeps the original beside it, unused: only the copy counts.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model, an nn.Module; got {type(model).__name__}. Pass the model itself.")
     found = {_plain(name): module for name, module in model.named_modules() if isinstance(module, FFF)}
@@ -361,17 +369,19 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
             f"{type(model).__name__} has no FFF layer. Add one, for example fastff.FFF(in_features, out_features, "
             "depth=..., leaf_width=...), or pass the model that has one."
         )
-    return found
+    return {name: layer for name, layer in found.items() if not is_original(name, found)}
 
 
 def trainable_layers(model: nn.Module) -> dict[str, FFF]:
-    """As fff_layers; an error if one has int8 leaves, which do not train."""
+    """As fff_layers; an error if one has int8 leaves or is offloaded by accelerate, and so does not train."""
     found = fff_layers(model)
     if names := [name or "the model itself" for name, layer in found.items() if layer.leaves.is_int8]:
         raise TypeError(
             f"int8 leaves do not train: {', '.join(names[:4])}{', ...' * (len(names) > 4)}. Call this before "
             "fastff.quantize_."
         )
+    if names := [name for name, layer in found.items() if hasattr(layer, "_hf_hook") and layer.node_weight.is_meta]:
+        raise ValueError(f"offloaded layers do not train: {', '.join(names[:4])}. Load the model without offloading.")
     return found
 
 

@@ -148,6 +148,11 @@ def _check_tensors(name: str, tensors: Tree | Leaves, required: tuple[str, ...])
             raise TypeError(f"{name}.{key} must be a tensor; got {type(tensor).__name__}.{zeros}")
         if tensor.layout is not torch.strided:
             raise TypeError(f"{name}.{key} must be a dense tensor; got the layout {tensor.layout}.")
+        if in_eager() and type(tensor).__module__.startswith("torchao."):
+            raise TypeError(
+                f"{name}.{key} must be a plain tensor; got torchao's {type(tensor).__name__}. Leave FFF layers out of "
+                "its config, and call fastff.quantize_ for int8 leaves."
+            )
 
 
 def _check_parts(name: str, tensors: Tree | Leaves, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:

@@ -233,7 +233,7 @@ def test_a_note_that_is_no_object(text, saved, tmp_path):
 
 
 def test_where_there_is_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a directory.*snapshot_download"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a directory, and not the name of a repository"):
         from_pretrained("nowhere")
     with pytest.raises(FileNotFoundError, match=r"fastff.safetensors does not exist: .* has no save by fastff"):
         from_pretrained(tmp_path)

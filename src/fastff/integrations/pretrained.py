@@ -1,4 +1,4 @@
-"""save_pretrained and from_pretrained for Hugging Face models with FFF layers.
+"""save_pretrained, push_to_hub and from_pretrained for Hugging Face models with FFF layers.
 
     fastff.replace_(model, depth=4)
     save_pretrained(model, "directory")
@@ -24,7 +24,7 @@ from ..layer import mark_fitted
 from ..regions.edit_state import edits_state, load_edits_
 from ..surgery.apply import apply_
 from ..surgery.checkpoint import check_note, note_of
-from ..surgery.files import Header, check_directory, kind_of
+from ..surgery.files import WEIGHTS, Header, check_directory, kind_of
 from ..surgery.quantize import as_saved_
 from ..surgery.read import open_weights
 from ..surgery.specification import Specification
@@ -32,6 +32,7 @@ from ..surgery.weights_check import check_sizes, check_weights, tensors_of
 from ..surgery.write import write
 from ..switches import PROBING
 from .configs import DTYPES, check_config, check_generation, cleaned, guarded
+from .hub import fetch, upload
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 _OTHER_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json", "adapter_model.*")
@@ -47,7 +48,10 @@ def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -
     beside them. Before anything is written, the model is checked to load again.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"expected a PreTrainedModel; got {type(model).__name__}. For other models use fastff.save.")
+        raise TypeError(
+            f"expected a PreTrainedModel; got {type(model).__name__}. For other models use fastff.save; for a PEFT "
+            "model pass model.merge_and_unload(), or save the adapters alone with model.save_pretrained."
+        )
     check_directory(directory)
     note, tensors = note_of(model), tensors_of(model)
     header = {name: (kind_of(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -79,31 +83,52 @@ def save_pretrained(model: PreTrainedModel, directory: str | os.PathLike[str]) -
     write(directory, tensors, note, {CONFIG: written | {"transformers_weights": _HINT}, GENERATION: generation})
 
 
+def push_to_hub(
+    model: PreTrainedModel,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    create_pr: bool | None = None,
+    commit_message: str = "Upload a model with FFF layers",
+) -> str:
+    """Upload what `save_pretrained` writes to a repository on the Hub, for `from_pretrained(repo_id)`.
+
+    The arguments are huggingface_hub's, and so is the result: the address of the commit. The repository has no code.
+    """
+    options: dict[str, Any] = {"private": private, "token": token, "revision": revision, "create_pr": create_pr}
+    return upload(lambda folder: save_pretrained(model, folder), repo_id, commit_message=commit_message, **options)
+
+
 def from_pretrained(
     directory: str | os.PathLike[str],
     model_class: Any = None,
     *,
     dtype: torch.dtype | str = "auto",
     device_map: Any = None,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
 ) -> Any:
     """The model that `save_pretrained` wrote, in evaluation mode.
 
     Args:
+        directory: where it is; or a repository's name on the Hub, such as "user/model", which is downloaded first.
         model_class: by default the class that was saved, if transformers has it. Otherwise pass the class itself, or
             one of transformers' Auto classes.
         dtype: of the floating-point tensors, such as torch.bfloat16 or "bfloat16"; "auto" keeps the saved one.
         device_map: one device for the whole model, such as "cuda:0" or 0; by default the CPU.
+        revision, token, cache_dir, local_files_only: for a repository, as in huggingface_hub.snapshot_download.
 
-    Loading is strict, opens no connection, and runs no code from the files; an error says what does not fit. While the
-    model is built, the Hub is offline for the whole process.
+    Loading is strict, opens no connection for a directory, and runs no code from the files; an error says what does not
+    fit. While the model is built, the Hub is offline for the whole process.
     """
     check_directory(directory)
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} is not a directory. Download a model from the Hub first: huggingface_hub.snapshot_download."
-        )
     wanted, device = _dtype(dtype), _device(device_map)
+    where: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    folder = fetch(directory, [WEIGHTS], local_files_only=local_files_only, **where)
     with open_weights(folder) as saved:
         specification, header = check_note(saved.note, str(saved.path)), saved.header
         config, generation = saved.note.get("config"), saved.note.get("generation_config")
@@ -137,6 +162,7 @@ def from_pretrained(
         mark_fitted(model)
     if generation is not None and model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)
+    model.name_or_path = os.fspath(directory)  # which PEFT writes into its adapters
     return model.to(device).eval()
 
 

@@ -15,10 +15,13 @@ from typing import Any
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..adapters import outside_checkpoints
+from ..layer import fff_layers
+from ..surgery.history import HISTORY
 from .driver import RecipeDriver
-from .pretrained import from_pretrained, save_pretrained
+from .pretrained import from_pretrained, push_to_hub, save_pretrained
 
-__all__ = ["FFFCallback", "FFFTrainer", "FFFTrainerMixin", "from_pretrained", "save_pretrained"]
+__all__ = ["FFFCallback", "FFFTrainer", "FFFTrainerMixin", "from_pretrained", "push_to_hub", "save_pretrained"]
 
 STATE = "fastff.Recipe"
 REMEDY = (
@@ -52,8 +55,21 @@ class FFFCallback(TrainerCallback):
                 f"the Trainer runs {args.n_gpu} GPUs in one process with DataParallel, which hides the losses of FFF "
                 "layers. Start one process per GPU, with torchrun or accelerate launch."
             )
+        model = kwargs["model"]
+        if left_out := outside_checkpoints(model, fff_layers(model)):
+            raise ValueError(
+                "a Trainer's checkpoint of a PEFT model must hold the trees that FFFCallback moves; got adapters alone "
+                f"for {', '.join(left_out[:4])}. Name these layers in modules_to_save, or train the adapters without "
+                "the callback, in a plain Trainer."
+            )
+        if args.push_to_hub and HISTORY in vars(model):
+            raise ValueError(
+                "push_to_hub=True uploads what the Trainer saves, which loads with random dense blocks in place of FFF "
+                "layers. Leave it out, and call fastff.integrations.transformers.push_to_hub(model, repo_id) at the "
+                "end."
+            )
         kept: Any = state.stateful_callbacks
-        self.driver.begin(kwargs["model"], state.max_steps, state.global_step, kept.get(STATE, {}).get("attributes"))
+        self.driver.begin(model, state.max_steps, state.global_step, kept.get(STATE, {}).get("attributes"))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.driver.step(REMEDY)

@@ -7,7 +7,7 @@ Replace:  replace.py; choose.py filters, fit.py and leaves.py fill the layers, o
 Distil:   distill.py, layer by layer (distill_layer.py) or as a whole (distill_model.py); closeness.py measures.
 Save:     checkpoint.py; specification.py and history.py say what was done, files.py and the modules it names write and
           read it, weights_check.py checks it against a model.
-Quantise: quantize.py, int8 leaves.
+Quantise: quantize.py, int8 leaves; precision.py says which weights of a model are quantised.
 Compare:  comparing.py; controls.py makes the models beside FFF, comparison_rows.py measures each, comparison.py shows
           the rows, comparison_file.py keeps them.
 report.py has the results of all of them.
@@ -19,6 +19,7 @@ from .checkpoint import load_, save
 from .comparing import compare
 from .comparison import Compared, Comparison
 from .distill import distill_
+from .precision import Precision, precision_of
 from .quantize import Quantization, quantize_
 from .replace import replace_
 from .report import Distillation, Distilled, Report
@@ -29,12 +30,14 @@ __all__ = [
     "Comparison",
     "Distillation",
     "Distilled",
+    "Precision",
     "Quantization",
     "Report",
     "apply_",
     "compare",
     "distill_",
     "load_",
+    "precision_of",
     "quantize_",
     "replace_",
     "save",

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..activations import Activation, identity
 from ..layer import FFF
-from .guard import SaveGuard
+from .guard import SaveGuard, refuse_push
 from .history import HISTORY
 from .operable import check_mode, check_model
 from .specification import SIZES, Specification, check_fit, check_specification, part_at
@@ -58,8 +58,13 @@ def commit(edits: list[Edit]) -> None:
 def remember(model: nn.Module, specification: Specification) -> list[Edit]:
     """Add the specification to the history of the model."""
     edits = [Edit(model, HISTORY, [*(getattr(model, HISTORY, None) or []), *copy.deepcopy(specification)])]
-    if hasattr(type(model), "save_pretrained"):
+    if hasattr(type(model), "save_pretrained") and not getattr(type(model), "_keeps_surgery", False):
         edits.append(Edit(model, "save_pretrained", SaveGuard(model)))
+        if hasattr(type(model), "push_to_hub"):
+            edits.append(Edit(model, "push_to_hub", refuse_push))
+    if isinstance(vars(model).get("name_or_path"), str):
+        # PEFT writes it into its adapters as their base model, and that one is dense.
+        edits.append(Edit(model, "name_or_path", ""))
     return edits
 
 

@@ -1,4 +1,4 @@
-"""Warn before a library's own save_pretrained loses the FFF layers of a converted model."""
+"""Warn before a library's own save_pretrained loses the FFF layers of a converted model; refuse its push_to_hub."""
 
 import os
 import warnings
@@ -18,6 +18,15 @@ _WARNING = (
 )
 
 
+def refuse_push(*args: Any, **options: Any) -> Any:
+    """Replaces a converted model's push_to_hub, which would upload what nobody can load."""
+    raise RuntimeError(
+        "the library's own push_to_hub does not know the FFF layers that fastff put into this model: whoever downloads "
+        "it gets random dense blocks. Call fastff.integrations.transformers.push_to_hub(model, repo_id); for a class "
+        "with huggingface_hub's mixin, use fastff.integrations.hub.FFFHubMixin instead of PyTorchModelHubMixin."
+    )
+
+
 class SaveGuard:
     """Replaces a converted model's save_pretrained: warns, then saves, but never into a directory that has a save by
     fastff.
@@ -33,6 +42,8 @@ class SaveGuard:
         model: Any = self._model()
         if model is None:  # load(...).save_pretrained(...): the model is not bound to a name
             raise RuntimeError(f"{_WARNING} To call the library's own anyway, assign the model to a variable first.")
+        if options.get("push_to_hub"):
+            refuse_push()
         where = args[0] if args else options.get("save_directory")
         if isinstance(where, str | os.PathLike) and (Path(where) / WEIGHTS).exists():
             raise ValueError(

@@ -25,7 +25,8 @@ def history_of(model: nn.Module) -> Specification:
             if not isinstance(layer, FFF) or any(getattr(layer, key) != entry[key] for key in fixed):
                 raise ValueError(
                     f"{entry['name']} was replaced by an FFF of depth {entry['depth']} and leaf width "
-                    f"{entry['leaf_width']}, and is something else now, so the surgery on this model is not known."
+                    f"{entry['leaf_width']}, and is something else now, so the surgery on this model is not known. "
+                    "If PEFT adapters wrap it, call merge_and_unload() first."
                 )
             now = {key: getattr(layer, key) for key in ("depth", "dropout", "transposition", "decision")}
             found.append(entry | now | {"activation": _activation(layer, entry)})

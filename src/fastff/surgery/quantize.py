@@ -138,6 +138,13 @@ def as_saved_(model: nn.Module, header: Header) -> None:
 
 def _int8_parameters(name: str, layer: FFF) -> dict[str, Tensor]:
     """The int8 weights and the scales of a layer, by name; raises if it cannot be quantised."""
+    if name.rpartition(".")[2] == "base_layer":
+        raise ValueError(f"{name} has an adapter (PEFT), which int8 would round. Call merge_and_unload() first.")
+    if layer.node_weight.is_meta and hasattr(layer, "_hf_hook"):
+        raise ValueError(
+            f"{name or 'the model'} is offloaded (accelerate): its weights are elsewhere. Call fastff.quantize_ first, "
+            "and dispatch_model or disk_offload after it."
+        )
     made = {}
     for key, weight in _leaf_weights(name, layer).items():
         if not weight.is_meta and not weight.isfinite().all():

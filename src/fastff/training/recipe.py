@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..adapters import outside_checkpoints
 from ..batches import batches
 from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
@@ -121,6 +122,13 @@ class Recipe:
         if data is not None:
             batches(data)
         self.model, self.data = model, data
+        if left_out := outside_checkpoints(model, layers):
+            warnings.warn(
+                f"the recipe moves the trees of {left_out[0]}{' and others' * (len(left_out) > 1)}, and a PEFT model's "
+                "checkpoints leave them out. Name the layers in modules_to_save, or save the merged model: "
+                "fastff.save(model.merge_and_unload(), directory).",
+                stacklevel=2,
+            )
 
         def is_new(fitted: bool) -> bool:
             return not fitted if reset_trees is None else reset_trees
