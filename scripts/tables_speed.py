@@ -1,6 +1,7 @@
 """Tables of times: inference.csv, large_layers.csv, cpu_layers.csv, train_step.csv and ensemble.csv."""
 
 import statistics
+from collections.abc import Callable
 
 from rows import Row, matching, micro, one, read, table, times
 
@@ -176,20 +177,27 @@ def speed_blocks() -> str:
     return table(["blocks", "dense", "gather", "MoE", "FFF", "FFF over dense", "FFF over MoE"], body)
 
 
-def speed_table1() -> str:
-    """Speed-ups at the sizes of Table 1 on a CPU; in brackets the paper's, on a GPU."""
+def table1(cell: Callable[[int, int, int, list[float]], str]) -> str:
+    """The sizes of Table 1: cell(inputs, leaf width, depth, the paper's speed-up for each data set of these inputs)."""
     widths = (16, 32, 64, 128)
     body = []
-    for inputs, names in ((256, "USPS"), (784, "MNIST, FashionMNIST")):
+    for inputs, names in ((256, ["USPS"]), (784, ["MNIST", "FashionMNIST"])):
         for leaf in (8, 4, 2, 1):
-            line = []
-            for i, width in enumerate(widths):
-                depth = (width // leaf).bit_length() - 1
-                row = measured("fastff bench table1", "FFF", **{"in": inputs, "leaf_width": leaf, "depth": depth})
-                theirs = TABLE1[names.split(",")[0]][leaf][i]
-                line.append(f"{times(float(row['speedup_dense']))} ({theirs:g})" if row else "-")
-            body.append([names, str(leaf), *line])
+            paper = [[TABLE1[name][leaf][i] for name in names] for i in range(len(widths))]
+            depths = [(width // leaf).bit_length() - 1 for width in widths]
+            line = [cell(inputs, leaf, depth, theirs) for depth, theirs in zip(depths, paper, strict=True)]
+            body.append([", ".join(names), str(leaf), *line])
     return table(["data set", "leaf width", *(f"width {width}" for width in widths)], body)
+
+
+def speed_table1() -> str:
+    """Speed-ups at the sizes of Table 1 on a CPU; in brackets the paper's, on a GPU."""
+
+    def cell(inputs: int, leaf: int, depth: int, theirs: list[float]) -> str:
+        row = measured("fastff bench table1", "FFF", **{"in": inputs, "leaf_width": leaf, "depth": depth})
+        return f"{times(float(row['speedup_dense']))} ({theirs[0]:g})" if row else "-"
+
+    return table1(cell)
 
 
 def on_gpu(inputs: int, leaf: int, depth: int) -> list[str]:
@@ -200,17 +208,7 @@ def on_gpu(inputs: int, leaf: int, depth: int) -> list[str]:
 
 def speed_table1_gpu() -> str:
     """Speed-ups at the sizes of Table 1 on the H200, in CUDA graphs and from Python; in brackets the paper's."""
-    widths = (16, 32, 64, 128)
-    body = []
-    for inputs, names in ((256, "USPS"), (784, "MNIST, FashionMNIST")):
-        for leaf in (8, 4, 2, 1):
-            line = []
-            for i, width in enumerate(widths):
-                found = on_gpu(inputs, leaf, (width // leaf).bit_length() - 1)
-                theirs = max(TABLE1[name][leaf][i] for name in names.split(", "))
-                line.append(f"{', '.join(found)} ({theirs:g})")
-            body.append([names, str(leaf), *line])
-    return table(["data set", "leaf width", *(f"width {width}" for width in widths)], body)
+    return table1(lambda i, leaf, depth, theirs: f"{', '.join(on_gpu(i, leaf, depth))} ({max(theirs):g})")
 
 
 def speed_table3() -> str:
