@@ -209,3 +209,12 @@ def test_wrong_arguments_are_named():
         optimizer.step()
     with pytest.raises(TypeError, match="expected a model"):
         LazyAdamW(layer.parameters())
+
+
+def test_a_compiled_layer_gives_dense_gradients_in_one_graph():
+    """A compiler cannot trace sparse tensors."""
+    layer = make(depth=2, decision="sampled").train()
+    LazyAdamW(layer, lr=0.1)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    compiled(torch.randn(8, 5, dtype=torch.float64)).sum().backward()
+    assert not layer.leaf_in_weight.grad.is_sparse

@@ -192,3 +192,11 @@ def test_localised_optimizers_refuse_sampled_layers():
     layer(torch.randn(9, 5, dtype=torch.float64)).sum().backward()
     with pytest.raises(ValueError, match='has decision="sampled", which has none'):
         optimizer.step()
+
+
+def test_a_batch_with_nan_does_not_count():
+    """A NaN stayed in the running mean, and so in the balance loss, for good."""
+    layer = fastff.FFF(5, 3, depth=2, leaf_width=2, decision="sampled")
+    layer(torch.full((1, 5), torch.nan))
+    layer(torch.randn(64, 5))
+    assert fastff.balance_loss(layer).isfinite()

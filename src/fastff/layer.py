@@ -191,7 +191,7 @@ class FFF(nn.Module):
 
     def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
         options |= {"alternatives": min(self.alternatives, max(self.depth, 1)), "estimator": self.estimator}
-        options["sparse"] = self.sparse_gradients and not self.sharing
+        options["sparse"] = self.sparse_gradients and not self.sharing and not torch.compiler.is_compiling()
         output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
         shares = update(self.running_shares, path, leaf, weight)
         remember(self, path, last_path=path, last_leaf=leaf, last_weight=weight, running_shares=shares)

@@ -45,6 +45,7 @@ def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
 def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """The running mean after another batch; None before the first. It starts small: `unevenness` corrects that."""
     new = (1 - _KEPT) * node_shares(logits.detach(), leaf, weight)
+    new = torch.where(new.isfinite().all(), new, 0)  # a NaN would never leave the mean
     fits = running is not None and running.shape == new.shape and running.device == new.device
     return running * _KEPT + new if fits and running is not None else new
 

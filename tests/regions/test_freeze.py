@@ -151,3 +151,15 @@ def test_a_recipe_keeps_frozen_and_edited_layers():
         before = layer.route(x)
         fastff.Recipe(layer, x, steps=10, min_share=0)
         assert torch.equal(layer.route(x), before)
+
+
+def test_lazy_optimizers_are_refused():
+    """Their rows catch up on weight decay later, and moved frozen leaves."""
+    layer = freeze_leaves_(make(depth=2, decision="sampled").train(), [1])
+    fastff.optim.LazySGD(layer, lr=0.1)
+    with pytest.raises(RuntimeError, match="frozen leaves do not go with"):
+        layer(torch.randn(8, 5, dtype=torch.float64))
+    layer = make(depth=2, decision="sampled").train()
+    fastff.optim.LazySGD(layer, lr=0.1)
+    with pytest.raises(RuntimeError, match="frozen leaves do not go with"):
+        freeze_leaves_(layer, [1])

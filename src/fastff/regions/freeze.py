@@ -79,6 +79,12 @@ class _Frozen:
 
     def arm(self, layer: FFF) -> None:
         """Hook the layer's parameters, and the optimizers. Parameters may be new: moved, replaced, or trainable now."""
+        if layer.sparse_gradients and layer.training:
+            # Their rows catch up on weight decay later, where the hook after a step does not see it.
+            raise RuntimeError(
+                "frozen leaves do not go with fastff.optim.LazyAdamW and LazySGD; got a layer that trains with one. "
+                "Use an optimizer of torch.optim and set layer.sparse_gradients = False, or call unfreeze_leaves_."
+            )
         if self.layer is None or self.layer() is not layer:
             self.layer = weakref.ref(layer)
             _watched.add(self)
