@@ -39,3 +39,18 @@ def test_a_fingerprint_tells_contents_apart():
     assert fingerprint(one) != fingerprint(small())
     assert fingerprint([X]) != fingerprint([X + 1])
     assert fingerprint({"a": X}) != fingerprint({"b": X})
+
+
+def test_a_fingerprint_sees_all_data_the_code_of_a_function_and_the_modules():
+    """A file's rows were taken for one changed number, for another lambda, and for another activation."""
+    x = torch.zeros(1000, 3)
+    y = x.clone()
+    y[517, 1] = 1
+    assert fingerprint([x]) != fingerprint([y])
+    assert fingerprint(lambda a: a + 1) != fingerprint(lambda a: a + 2)
+    assert fingerprint(nn.Sequential(nn.ReLU())) != fingerprint(nn.Sequential(nn.GELU()))
+
+    def nested(a):
+        return [b + 1 for b in (lambda: a)()]
+
+    assert fingerprint(nested) == fingerprint(copy.copy(nested))

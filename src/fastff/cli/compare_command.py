@@ -61,6 +61,9 @@ def compare(
         raise typer.BadParameter(f"--data needs at least 10 lines to hold some out; got {len(texts)}. Pass --held-out.")
     prepare_torch(place, [kind], threads, tf32=False)
     found = read_text_model(model, place, getattr(torch, kind))
+    most = getattr(found.model.config, "max_position_embeddings", None)
+    if isinstance(most, int) and tokens > most:
+        raise typer.BadParameter(f"--tokens must be at most {most}, the positions of the model; got {tokens}.")
     held = found.batches(others, batch, tokens)
     with bad_flags():
         made = core(

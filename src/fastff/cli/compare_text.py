@@ -143,7 +143,10 @@ def read_lines(flag: str, path: Path) -> list[str]:
     """The lines of a text file that are not empty."""
     if not path.is_file():
         raise typer.BadParameter(f"{flag} must be a text file; {path} does not exist.")
-    lines = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{flag} must be text in UTF-8; {path} is not. Convert it first.") from None
     if not lines:
         raise typer.BadParameter(f"{flag} must hold text, one a line; {path} is empty.")
     return lines

@@ -101,13 +101,13 @@ def compare(
     inputs = timed_batches(Batches(held) if timed is None else timed)
     name = "match" if quality is None else getattr(quality, "__name__", type(quality).__name__)
     settings = {
-        "model": f"{type(model).__name__} {fingerprint(original)}",
+        "model": f"{type(model).__name__} {fingerprint([original, [(b.name, b.activation) for b in blocks]])}",
         "blocks": len(blocks),
-        "data": fingerprint([*islice(train, 4), len(train)]),
-        "held_out": fingerprint([*held[:4], len(held)]),
+        "data": fingerprint([*train]),
+        "held_out": fingerprint(held),
         "timed": fingerprint(inputs),
-        "quality": name,
-        "loss": "drift" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "quality": f"{name} {fingerprint(quality)}",
+        "loss": "drift" if loss is None else f"{getattr(loss, '__name__', type(loss).__name__)} {fingerprint(loss)}",
         "steps": steps,
         "rate": rate,
         "samples": samples,

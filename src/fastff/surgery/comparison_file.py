@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from ..atomic import replacing
 from .comparison import COLUMNS, Compared
 
 KIND = "fastff comparison"
-_VALUES = 256  # of a tensor, spread evenly: enough to tell one training run's weights from another's
+_VALUES = 256  # of a model's tensor, spread evenly: enough to tell one training run's weights from another's
 
 
 def fingerprint(value: Any) -> str:
-    """A short name for the content of a model, a tensor or a batch."""
+    """A short name for the content of a model, a tensor, a batch or a function: what it holds, and its code."""
     digest = hashlib.blake2b(digest_size=8)
     _add(digest, value)
     return digest.hexdigest()
@@ -30,11 +31,16 @@ def fingerprint(value: Any) -> str:
 
 def _add(digest: Any, value: Any) -> None:
     if isinstance(value, nn.Module):
-        value = {name: t for name, t in value.state_dict().items() if isinstance(t, Tensor)}
+        digest.update(repr(value).encode())
+        tensors = {name: t.detach().reshape(-1) for name, t in value.state_dict().items() if isinstance(t, Tensor)}
+        value = {name: t[:: max(1, len(t) // _VALUES)] for name, t in tensors.items()}
     if isinstance(value, Tensor):
-        flat = value.detach().reshape(-1)
-        some = flat[:: max(1, len(flat) // _VALUES)].to("cpu", torch.float64)
-        digest.update(f"{tuple(value.shape)}{some.tolist()}".encode())
+        digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(value.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, FunctionType):
+        code = value.__code__
+        constants = [part for part in code.co_consts if not isinstance(part, CodeType)]  # whose repr has an address
+        digest.update(f"{value.__qualname__}{code.co_names}{constants}".encode() + code.co_code)
     elif isinstance(value, Mapping):
         for key, part in value.items():
             digest.update(str(key).encode())
@@ -43,7 +49,7 @@ def _add(digest: Any, value: Any) -> None:
         for part in value:
             _add(digest, part)
     else:
-        digest.update(repr(value).encode())
+        digest.update((type(value).__qualname__ if callable(value) else repr(value)).encode())
 
 
 def read_rows(path: Path, settings: Mapping[str, Any]) -> list[Compared]:
