@@ -139,7 +139,7 @@ def _spread(size: Size) -> Launch:
     launch = Launch(spread=True, block=4 if few else 8, fence=_fences(size))
     if size.batch < 24 or size.batch * size.out <= 2**15:
         return launch._replace(n=64, out_k=min(128 if size.batch < 4 else 64, power_of_two(size.leaf_width)))
-    if size.weight_bytes < size.bytes:  # int8: 31 to 23 us (4096 wide, leaves of 64, depth 8, batch 64, H200)
+    if size.weight_bytes < size.bytes:  # int8: 26 to 23 us (4096 wide, leaves of 64, depth 8, batch 64, H200)
         launch = launch._replace(block=2, fence=True)
     # Beyond this many columns, sums and weights of 16 rows leave the registers.
     n = min(2048 // size.weight_bytes, power_of_two(size.out))
