@@ -49,13 +49,13 @@ def test_experiments_have_the_settings_of_their_rows():
     assert found == {
         ("table1", "FF"): table1,
         ("table1", "FFF"): table1,
-        ("inference_counterparts", "FF"): table1,
-        ("inference_counterparts", "FFF"): table1,
+        ("inference_counterparts", "FF"): table2,
+        ("inference_counterparts", "FFF"): ("cosine", 0, 0.995, 128, 0, 16),
         ("table2", "FF"): table2,
         ("table2", "MoE"): table2,
         ("table2", "FFF"): ("cosine", 0, 0.995, 128, 0, 16),
         ("table3", "ViT-FF"): ("cosine", 0, 0, 512, 0, 600),
-        ("table3", "ViT-FFF"): ("cosine", 0, 0, 512, 0, 600),
+        ("table3", "ViT-FFF"): ("cosine", 0, 0, 512, 0, 300),
     }
 
 
