@@ -55,7 +55,7 @@ def test_experiments_have_the_settings_of_their_rows():
         ("table2", "MoE"): table2,
         ("table2", "FFF"): ("cosine", 0, 0.995, 128, 0, 16),
         ("table3", "ViT-FF"): ("cosine", 0, 0, 512, 0, 600),
-        ("table3", "ViT-FFF"): ("cosine", 0, 0, 512, 0, 300),
+        ("table3", "ViT-FFF"): ("cosine", 0, 0, 512, 0, 200),
     }
 
 
