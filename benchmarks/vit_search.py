@@ -41,11 +41,11 @@ from fastff_reproduce.trainer import train
 
 Changes = dict[str, Any]
 CAUSES: dict[str, list[Changes]] = {
-    "fit": [{"fit_images": 16384}, {"fit_steps": 2000}, {"fit_images": 16384, "fit_steps": 2000}],
+    "fit": [{"fit_images": 2048}, {"fit_images": 32768}, {"fit_steps": 2000}],
     "leaves": [{"sharing": 0.5}, {"sharing": 0.8}, {"noise": 0.4}, {"noise": 0.8}],
     "optimisation": [
-        {"rate": 5e-4},
-        {"rate": 2e-3},
+        {"rate": 1e-3},
+        {"rate": 4e-3},
         {"weight_decay": 0.1},
         {"averaging": 0.998},
         {"decision": "soft", "training_temperature": 30.0},

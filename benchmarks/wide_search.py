@@ -1,4 +1,4 @@
-"""Choose settings of single layers on CIFAR10 by validation: Table 2, or the inference counterparts.
+"""Choose settings of Table 2's single layers by validation.
 
 Two rounds for each kind of layer. Each trial trains the layer's recipe with some settings changed, two seeds at once.
 Three reasons why trees fall behind dense layers were written down first, with one experiment each:
@@ -10,8 +10,7 @@ Three reasons why trees fall behind dense layers were written down first, with o
 Dense layers and MoE get the same trials, less those that only a tree has. Round 2 starts from the best of round 1.
 The best trial of both goes to --choice, a JSON file: {model: settings}. Seeds below 100 belong to the tables.
 
-    python benchmarks/wide_search.py --experiment table2 --device cuda --processes 3 \\
-        --output results/search.csv --choice table2.json
+    python benchmarks/wide_search.py --device cuda --processes 3 --output results/search.csv --choice table2.json
 """
 
 import argparse
@@ -20,9 +19,9 @@ import multiprocessing
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import csv_rows
 from vit_search import Changes, as_row, shared_gpu, show
@@ -45,95 +44,83 @@ DATA: list[Changes] = [
 # Factors on the recipe's own values, for every layer and for trees alone.
 FACTORS: list[dict[str, float]] = [{"epochs": 3}, {"weight_decay": 0.5}, {"weight_decay": 2}, {"rate": 0.5}]
 OF_TREES: list[Changes] = [{"sharing": 0.8}, {"sharing": 0.98}, {"noise": 0.8}]
-# The sizes that speak for a kind of layer: (width, leaf width).
-SIZES = {
-    "table2": {"FFF": [(1024, 32)], "MoE": [(1024, 16)], "FF": [(1024, 1024)]},
-    "inference_counterparts": {"FFF": [(2048, 32), (256, 4)], "FF": [(38, 38), (10, 10)]},
-}
+MODELS = ("FFF", "MoE", "FF")
 
 
 class Trial(NamedTuple):
     model: str
     changes: Changes
-    groups: tuple[tuple[Case, ...], ...]  # seeds of one size train together
+    cases: tuple[Case, ...]  # one for each seed; they train together
 
 
-def trial(experiment: str, model: str, changes: Changes) -> Trial:
-    """A trial of a kind of layer, at all of its sizes."""
-    groups = []
-    for width, leaf in SIZES[experiment][model]:
-        size = {"widths": [width]} if experiment == "table2" else {}
-        leaves = {"leaf_widths": [leaf]} if model == "FFF" else {}
-        cases = EXPERIMENTS[experiment].cases(
-            ["cifar10"], recipes=["fastff"], seeds=SEEDS, changes=changes, models=[model], **size, **leaves
-        )
-        groups.append(tuple(case for case in cases if case.goal == "G_A" and case.width == width))
-    return Trial(model, changes, tuple(groups))
+def trial(dataset: str, width: int, model: str, changes: Changes) -> Trial:
+    cases = EXPERIMENTS["table2"].cases(
+        [dataset], [width], recipes=["fastff"], seeds=SEEDS, changes=changes, models=[model]
+    )
+    return Trial(model, changes, tuple(case for case in cases if case.goal == "G_A"))
 
 
-def second(experiment: str, model: str, best: Changes) -> list[Changes]:
+def second(first: Trial) -> list[Changes]:
     """Round 2: the best changes of round 1, and one more."""
-    settings = dict(trial(experiment, model, best).groups[0][0].settings)
+    settings = dict(first.cases[0].settings)
     scaled = [
         {name: type(settings[name])(settings[name] * factor) for name, factor in factors.items()} for factors in FACTORS
     ]
-    return [best | more for more in (*scaled, *(OF_TREES if model == "FFF" else []))]
+    return [first.changes | more for more in (*scaled, *(OF_TREES if first.model == "FFF" else []))]
 
 
-def run(one: Trial, device: str, root: Path | None, commit: str) -> tuple[float, list[dict[str, object]]]:
-    """Train a trial; returns its mean validation accuracy, and a row for each size."""
-    rows, scores = [], []
+def run(one: Trial, device: str, root: Path | None, commit: str) -> dict[str, object]:
+    """Train a trial; returns its row, with means over the seeds."""
     with one_thread():
-        for cases in one.groups:
-            results = train(list(cases), device=device, root=root)
-            validation = [max(result.history["validation"]) for result in results]
-            row = as_row(results[0], machine(device), commit)
-            row |= {"seeds": " ".join(str(case.seed) for case in cases)}
-            row |= {"validation": round(statistics.fmean(validation), 3)}
-            row |= {"G_A": round(statistics.fmean(result.G_A or 0.0 for result in results), 3)}
-            rows.append(row)
-            scores += validation
-    return statistics.fmean(scores), rows
+        results = train(list(one.cases), device=device, root=root)
+    row = as_row(results[0], machine(device), commit)
+    row |= {"seeds": " ".join(str(case.seed) for case in one.cases)}
+    row |= {"validation": round(statistics.fmean(max(result.history["validation"]) for result in results), 3)}
+    return row | {"G_A": round(statistics.fmean(result.G_A or 0.0 for result in results), 3)}
 
 
 def search(options: argparse.Namespace) -> dict[str, Changes]:
-    best: dict[str, tuple[float, Changes]] = {}
-    context = multiprocessing.get_context("spawn")
+    """Train all trials; returns the changes of the best one of each model."""
+    best: dict[str, tuple[float, Trial]] = {}
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     common: Changes = {"epochs": options.epochs, "evaluate_every": options.evaluate_every}
     commit = options.commit or checkout()
     with shared_gpu(options.device), ProcessPoolExecutor(options.processes, mp_context=context) as pool:
+        waiting: dict[Future[dict[str, object]], Trial] = {}
+        left = dict.fromkeys(options.models, 0)
 
         def submit(model: str, lists: Sequence[Changes]) -> None:
             for changes in lists:
-                one = trial(options.experiment, model, common | changes)
+                one = trial(options.dataset, options.width, model, common | changes)
                 waiting[pool.submit(run, one, options.device, options.data, commit)] = one
+            left[model] = len(lists)
 
-        waiting: dict[Any, Trial] = {}
-        for model in SIZES[options.experiment]:
+        first = set(options.models)  # whose second round is still to come
+        for model in options.models:
             submit(model, DATA)
-        left = {model: len(DATA) for model in SIZES[options.experiment]}
-        rounds = dict.fromkeys(left, 1)
         while waiting:
             done = next(as_completed(waiting))
-            one = waiting.pop(done)
-            score, rows = done.result()
+            one, row = waiting.pop(done), done.result()
+            score = float(str(row["validation"]))
             print(f"{one.model:<4} validation {score:6.2f}  {show(one.changes)}", flush=True)
             if options.output is not None:
-                csv_rows.append(options.output, rows)
+                csv_rows.append(options.output, [row])
             if one.model not in best or score > best[one.model][0]:
-                best[one.model] = (score, one.changes)
+                best[one.model] = (score, one)
             left[one.model] -= 1
-            if left[one.model] == 0 and rounds[one.model] == 1 and not options.one_round:
-                lists = second(options.experiment, one.model, best[one.model][1])
-                rounds[one.model], left[one.model] = 2, len(lists)
-                submit(one.model, lists)
-    return {model: changes for model, (_, changes) in best.items()}
+            if not left[one.model] and one.model in first:
+                first.remove(one.model)
+                if not options.one_round:
+                    submit(one.model, second(best[one.model][1]))
+    return {model: one.changes for model, (_, one) in best.items()}
 
 
 def main(words: Sequence[str] | None = None) -> int:
     formats = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=formats)
-    parser.add_argument("--experiment", choices=list(SIZES), default="table2", help="whose layers")
+    parser.add_argument("--models", type=lambda s: s.split(","), default=list(MODELS), help="as in FFF,FF")
+    parser.add_argument("--width", type=int, default=1024, help="training width")
+    parser.add_argument("--dataset", default="cifar10", help="data set")
     parser.add_argument("--epochs", type=int, default=30, help="length of a trial; one trial of round 2 is longer")
     parser.add_argument("--evaluate-every", type=int, default=2, help="epochs from one evaluation to the next")
     parser.add_argument("--one-round", action="store_true", help="no second round")
@@ -144,6 +131,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--choice", type=Path, help="JSON file for the best settings")
     parser.add_argument("--commit", default="", help="of the checkout, if git cannot say")
     options = parser.parse_args(words)
+    if wrong := [model for model in options.models if model not in MODELS]:
+        parser.error(f"unknown model {wrong[0]!r}; choose from {', '.join(MODELS)}.")
     chosen = search(options)
     print(json.dumps(chosen, indent=1))
     if options.choice is not None:

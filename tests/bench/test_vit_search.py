@@ -9,6 +9,7 @@ import torch
 import vit_search
 
 from fastff_reproduce.experiments import EXPERIMENTS
+from fastff_reproduce.recipes import VIT
 from fastff_reproduce.settings import completed
 from fastff_reproduce.teacher import path_of
 from fastff_reproduce.trainer import train
@@ -61,14 +62,14 @@ def test_a_trial_ends_in_time(teacher):
     )
     (trial,) = vit_search.trials(options)
     result, _ = vit_search.run(trial.case, teacher, "cpu", None, 0.0)
-    assert result.epochs == 10  # the first evaluation
+    assert result.epochs == VIT.evaluate_every  # the first evaluation
 
 
 def test_causes_are_tried_one_at_a_time(tmp_path, capsys):
     file = tmp_path / "x.dense.pt"
     file.write_text("")
     words = ["--teacher", str(file), "--leaf-widths", "8,1", "--list"]
-    assert vit_search.main([*words, "--causes", "leaves,fit", "--trial", "rate=2e-3", "sharing=0.5"]) == 0
+    assert vit_search.main([*words, "--causes", "leaves,fit", "--trial", "rate=5e-4", "sharing=0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(set(lines)) == 2 * (1 + 4 + 3 + 1)  # sharing=0.5 is one of the leaves' trials
     assert lines[0] == "l=8   the recipe"

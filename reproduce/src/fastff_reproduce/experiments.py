@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from .recipes import CHANGES, DENSE, FASTFF, LEVELS, PAPER, TABLE2, TABLE3, VIT, WIDE
 from .runs import Case
-from .settings import Settings
 from .sweep import Cases, Selection, one_model, sweep, trainings, transformers
 
 COLOURED = ("svhn", "cifar10", "cifar100")  # photographs: no pixel is nearly always black
@@ -29,32 +28,26 @@ def _table1(selection: Selection) -> list[Case]:
     return made
 
 
-def _for_images(dataset: str) -> tuple[Settings, Settings]:
-    """Our recipe for trees, and for FF and MoE, on photographs."""
-    inputs = {"by_pixel": dataset in COLOURED, "mirror": dataset in MIRRORED}
-    return WIDE.changed(inputs), DENSE.changed(inputs)
-
-
 def _inference_counterparts(selection: Selection) -> list[Case]:
     paper = dataclasses.replace(PAPER, hardening=0.0)
     made = []
     selection.refuse_widths("leaf widths and depths")
     for dataset in selection.datasets or ("svhn", "cifar10", "cifar100"):
-        trees, others = _for_images(dataset)
         sizes = set()
         for depth in (2, 6):
             for leaf in selection.leaf_widths or (2, 4, 6, 8, 16, 32):
-                made += trainings(selection, one_model(selection, dataset, "FFF", leaf << depth, leaf), paper, trees)
+                made += trainings(selection, one_model(selection, dataset, "FFF", leaf << depth, leaf), paper)
                 sizes.add(leaf + depth)
         for size in sorted(sizes):
-            made += trainings(selection, one_model(selection, dataset, "FF", size, size), paper, others)
+            made += trainings(selection, one_model(selection, dataset, "FF", size, size), paper)
     return made
 
 
 def _table2(selection: Selection) -> list[Case]:
     leaves, made = selection.leaf_widths or (32,), []
     for dataset in selection.datasets or ("cifar10",):
-        trees, others = _for_images(dataset)
+        inputs = {"by_pixel": dataset in COLOURED, "mirror": dataset in MIRRORED}
+        trees, others = (ours.changed(inputs) for ours in (WIDE, DENSE))
         for width in selection.widths or (64, 128, 256, 512, 1024):
             made += trainings(selection, one_model(selection, dataset, "FF", width, width), TABLE2, others)
             made += trainings(selection, one_model(selection, dataset, "MoE", width, 16), TABLE2, others)
