@@ -120,9 +120,12 @@ PRODUCT = {"product_tile": (16, 32, 64, 128), "product_k": (64, 128), "splits": 
 
 
 def _vary(size: Size, way: str, launch: Any, draw: random.Random) -> Any:
-    """The launch with a few other parameters, drawn at random, that fit into shared memory by a rough count."""
+    """The launch with a few other parameters, drawn at random, that fit into shared memory by a rough count.
+
+    The launch itself, if no draw fits.
+    """
     values = VALUES[way] | (PRODUCT if way.endswith("tiles") and launch.splits else {})
-    while True:
+    for _ in range(200):
         changed = {name: draw.choice(values[name]) for name in draw.sample(sorted(values), min(3, len(values)))}
         if way == "tiny":
             if "tile" in changed:
@@ -140,6 +143,7 @@ def _vary(size: Size, way: str, launch: Any, draw: random.Random) -> Any:
         sums = tile * block * (1 + size.gated) * 4
         if not other.grouped or (max(first, second) <= 190 * 1024 and sums <= 256 * 128 * other.leaf_warps // 4):
             return other
+    return launch
 
 
 def measure(options: argparse.Namespace) -> None:
