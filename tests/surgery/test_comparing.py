@@ -73,13 +73,13 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison_rows.Rows, "row", lambda *a: (count.append(a[1][:2]), make(*a))[1])
     count.clear()
     second = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, rows=path, **QUICK)
-    assert [method for method, _ in count] == ["dense", "low rank", "int8"]
+    assert [method for method, _ in count] == ["dense", "low rank", "pruned", "int8"]
     whole = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, **QUICK)
     assert [(r.method, r.quality) for r in second.rows] == [(r.method, r.quality) for r in whole.rows]
     count.clear()
     wider = fastff.surgery.compare(model, [(2, 6), (1, 9)], DATA, steps=5, rows=path, **QUICK)
-    assert count == [("FFF", "1 x 9"), ("dense", "10"), ("low rank", "rank 3")]
-    assert len(wider.rows) == 8
+    assert count == [("FFF", "1 x 9"), ("dense", "10"), ("low rank", "rank 3"), ("pruned", "10")]
+    assert len(wider.rows) == 10
     with pytest.raises(ValueError, match=r"rows of another comparison: steps 5 there, 6 now\. Choose another file"):
         fastff.surgery.compare(model, [(2, 6)], DATA, steps=6, rows=path, **QUICK)
     other = small()
@@ -151,7 +151,7 @@ def test_int8_that_cannot_run_says_why(monkeypatch):
         ({"sizes": 3}, TypeError, r"pairs \(depth, leaf_width\), such as \[\(4, 192\), \(4, 376\)\]; got 3"),
         ({"sizes": [(1, 2, 3)]}, TypeError, "sizes must be pairs"),
         ({"sizes": [(-1, 2)]}, ValueError, "depth must be at least 0; got -1"),
-        ({"methods": ["FFF", "pruning"]}, ValueError, "some of FFF, dense, low rank, int8; got"),
+        ({"methods": ["FFF", "pruning"]}, ValueError, "some of FFF, dense, low rank, pruned, int8; got"),
         ({"methods": "FFF"}, ValueError, "methods must be"),
         ({"steps": -1}, ValueError, "steps must be at least 0"),
         ({"rate": 0}, ValueError, "rate must be finite and positive"),

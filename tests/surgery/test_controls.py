@@ -25,10 +25,12 @@ def test_tasks_list_the_original_then_each_size_then_int8():
         ("FFF", "2 x 6"),
         ("dense", "8"),
         ("low rank", "rank 2"),
-        ("FFF", "3 x 5"),  # it shares both controls with 2 x 6
+        ("pruned", "8"),
+        ("FFF", "3 x 5"),  # it shares its controls with 2 x 6
         ("FFF", "1 x 20"),
         ("dense", "21"),
         ("low rank", "rank 6"),
+        ("pruned", "21"),
         ("int8", "48"),
     ]
     tree = found[1]
@@ -61,7 +63,7 @@ def test_dense_parts_compute_the_blocks(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["FFF", "dense", "low rank"])
+@pytest.mark.parametrize("method", ["FFF", "dense", "low rank", "pruned"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_candidates_run_and_leave_the_original_alone(family, method):
     make, example = FAMILIES[family]
@@ -72,7 +74,7 @@ def test_candidates_run_and_leave_the_original_alone(family, method):
     task = next(task for task in tasks(blocks, [(1, 11)], METHODS) if task.method == method)
     made = build(task, model, blocks, data, 64, {"filter": None, "example": example})
     assert [*made.trained] == [block.name for block in blocks]
-    if method == "dense":
+    if method in ("dense", "pruned"):
         assert all((layer.depth, layer.leaf_width) == (0, 12) for layer in made.trained.values())
     seen = []
     for layer in made.trained.values():
@@ -82,6 +84,20 @@ def test_candidates_run_and_leave_the_original_alone(family, method):
     assert len(seen) == len(blocks)
     assert not any(isinstance(module, fastff.FFF) for module in model.modules())
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_pruning_keeps_the_neurons_of_largest_weights_as_they_are():
+    """Neurons scaled up by construction are the ones that stay, and their outputs do not change."""
+    torch.manual_seed(0)
+    model, blocks = named(stack(Mlp()))
+    weights, large = blocks[0].weights, [3, 17, 40, 41]
+    with torch.no_grad():
+        for neuron in large:
+            weights.up[neuron] *= 9
+    task = Task("pruned", "4", 0, 4, 4, 0)
+    layer = build(task, model, blocks, [torch.randn(40, 16)], 40, {}).trained[blocks[0].name]
+    kept = {tuple(row) for row in layer.leaf_in_weight[0].tolist()}
+    assert kept == {tuple(weights.up[neuron].tolist()) for neuron in large}
 
 
 def test_a_low_rank_of_full_rank_is_the_original():

@@ -26,7 +26,7 @@ def compare(
     ] = None,
     steps: Annotated[int, typer.Option(help="distillation steps; 0 compares fitted models", min=0)] = 600,
     rate: Annotated[float, typer.Option(help="highest learning rate of distillation")] = 1.5e-4,
-    batch: Annotated[int, typer.Option(help="sequences in a batch: for distillation and for timing", min=1)] = 32,
+    batch: Annotated[int, typer.Option(help="sequences in a batch", min=1)] = 32,
     tokens: Annotated[int, typer.Option(help="longest sequence, in tokens", min=2)] = 64,
     samples: Annotated[int, typer.Option(help="inputs of each block to fit to", min=2)] = 32768,
     method: Annotated[str, typer.Option(help=f"list of {', '.join(METHODS)}; default: all")] = "",
@@ -36,6 +36,9 @@ def compare(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="picture to draw: quality over time, such as front.svg")] = None,
     dtype: Annotated[str, typer.Option(help=f"one of {', '.join(DTYPES)}")] = "float32",
+    timed: Annotated[
+        str, typer.Option(help="sequences x tokens to time; 1x1 is a token of generation. Default: --batch x --tokens")
+    ] = "",
     device: Device = "",
     threads: Threads = 0,
     budget: Annotated[float, typer.Option(help="seconds of timing for a row's blocks, and for its model")] = 10.0,
@@ -44,14 +47,17 @@ def compare(
 ) -> None:
     """Compare FFF layers in a trained text model with what else would make it cheaper.
 
-    For every size: FFF, a dense layer of the same neurons a token, and a low rank of the same FLOPs, fitted and
-    distilled alike; then the original with int8 weights.
+    For every size: FFF, a dense layer of the same neurons a token, a low rank of the same FLOPs, and the block pruned
+    by magnitude, distilled alike; then the original with int8 weights.
     Language models are compared by perplexity; other models by the cosine to the original's embeddings.
     The files of the model are not changed.
     """
     one("--format", format, FORMATS)
     kind, place = one("--dtype", dtype, DTYPES), a_device(device)
-    pairs = _sizes(sizes)
+    pairs = _pairs("--sizes", sizes, "depth x leaf width, such as 4x192,4x376")
+    shape = _pairs("--timed", timed, "sequences x tokens, such as 1x1") if timed else [(batch, tokens)]
+    if len(shape) != 1 or not all(shape[0]):
+        raise typer.BadParameter(f"--timed is one shape of at least 1 x 1; got {timed!r}.")
     methods = among("--method", method, METHODS) if method else METHODS
     apart({"--data": data, "--held-out": held_out}, {"--rows": rows, "--plot": plot})
     texts = read_lines("--data", data)
@@ -79,7 +85,7 @@ def compare(
             samples=samples,
             methods=methods,
             filter=words(filter) or None,
-            timed=found.full_batches(others, batch, tokens),
+            timed=found.full_batches(others, *shape[0]),
             budget=budget,
             seed=seed,
             rows=rows,
@@ -100,8 +106,8 @@ def _print(made: Comparison, format: str) -> None:
     printing.records(records, list(records[0]), format)
 
 
-def _sizes(text: str) -> list[tuple[int, int]]:
+def _pairs(flag: str, text: str, what: str) -> list[tuple[int, int]]:
     found = [re.fullmatch(r"(\d{1,3})\s*x\s*(\d{1,9})", word) for word in words(text)]
     if not found or not all(found):
-        raise typer.BadParameter(f"--sizes is a list of depth x leaf width, such as 4x192,4x376; got {text!r}.")
+        raise typer.BadParameter(f"{flag} must be {what}; got {text!r}.")
     return [(int(match[1]), int(match[2])) for match in found if match]

@@ -1,9 +1,10 @@
 """compare: is a converted model cheaper, at the same quality, than what a user would do instead?
 
 For every size, FFF layers stand beside a dense layer of the same neurons a token and a low-rank block of the same
-FLOPs, fitted to the same inputs and distilled from the original with the same batches, steps and rate. int8 weights and
-the untouched original complete the table. controls.py makes the models, comparison_times.py times each beside the
-original, comparison.py shows the rows, comparison_file.py keeps them.
+FLOPs, fitted to the same inputs, and beside the block with all but its largest neurons pruned; all are distilled from
+the original with the same batches, steps and rate. int8 weights and the untouched original complete the table.
+controls.py makes the models, comparison_times.py times each beside the original, comparison.py shows the rows,
+comparison_file.py keeps them.
 """
 
 import copy
@@ -55,9 +56,10 @@ def compare(
 ) -> Comparison:
     """Compare FFF layers in the place of a model's feedforward blocks with what else would make it cheaper.
 
-    Each size gets three rows: FFF; a dense layer of the same neurons a token; the block with low-rank matrices, at the
-    same FLOPs. All are fitted to `data`, then distilled from the original with the same batches, steps and rate. The
-    original and its int8 version have a row each. The model is not changed: all work is done on copies.
+    Each size gets four rows: FFF; a dense layer of the same neurons a token; the block with low-rank matrices, at the
+    same FLOPs; the block pruned by magnitude to the same neurons. The first three are fitted to `data`. All are
+    distilled from the original with the same batches, steps and rate. The original and its int8 version have a row
+    each. The model is not changed: all work is done on copies.
 
     Args:
         sizes: (depth, leaf_width) of the FFF layers. A token uses depth + leaf_width neurons, which must be at most the
@@ -69,7 +71,7 @@ def compare(
         lower_is_better: whether small values of the quality are good ones, as for a perplexity.
         steps, rate, loss: of distillation, as in `distill_` with a teacher. steps=0 compares fitted models.
         samples: the number of inputs of each block to fit to.
-        methods: which of "FFF", "dense", "low rank" and "int8" to run.
+        methods: which of "FFF", "dense", "low rank", "pruned" and "int8" to run.
         filter, example: which blocks, and a batch to find them with, as in `replace_`.
         timed: the batch to time, or several of one shape; by default the first of held_out.
         budget: about the seconds of timing for a row's blocks, and again for its model; slow models take longer.

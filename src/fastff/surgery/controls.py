@@ -3,10 +3,12 @@
     FFF         trees of a given depth and leaf width
     dense       one layer of the neurons that the tree uses for a token: depth + leaf_width
     low rank    the whole block with factored matrices, at the FLOPs of the tree
+    pruned      the dense block's neurons of largest weights, as many as "dense" has, with their own output weights
     int8        the original with int8 weights
     original    the model itself
 
-FFF, dense and low rank are fitted to the same inputs, and train in the same way afterwards.
+FFF, dense and low rank are fitted to the same inputs. All that are smaller than the original train in the same way
+afterwards.
 """
 
 import copy
@@ -27,7 +29,7 @@ from .lowrank import LowRank, fit_low_rank_, flops_of_rank, rank_for
 from .replace import replace_
 from .specification import entry_of
 
-METHODS = ("FFF", "dense", "low rank", "int8")
+METHODS = ("FFF", "dense", "low rank", "pruned", "int8")
 ORIGINAL = "original"
 
 
@@ -75,12 +77,14 @@ def tasks(blocks: Sequence[Block], sizes: Sequence[tuple[int, int]], methods: Se
         ranks = [rank_for(b, flops) for b, flops in zip(blocks, trees, strict=True)]
         if "FFF" in methods:
             made.append(Task("FFF", f"{depth} x {leaf_width}", depth, leaf_width, neurons, _mean(trees)))
+        narrow = _mean([flops_of_tree(b, 0, neurons) for b in blocks])
         if "dense" in methods:
-            flops = _mean([flops_of_tree(b, 0, neurons) for b in blocks])
-            made.append(Task("dense", str(neurons), depth, leaf_width, neurons, flops))
+            made.append(Task("dense", str(neurons), depth, leaf_width, neurons, narrow))
         if "low rank" in methods:
             flops = _mean([flops_of_rank(b, rank) for b, rank in zip(blocks, ranks, strict=True)])
             made.append(Task("low rank", f"rank {_spread(ranks)}", depth, leaf_width, width, flops))
+        if "pruned" in methods:
+            made.append(Task("pruned", str(neurons), depth, leaf_width, neurons, narrow))
     if "int8" in methods:
         made.append(Task("int8", made[0].size, None, None, width, whole))
     first: dict[tuple[str, str], Task] = {}
@@ -110,7 +114,10 @@ def build(
     if task.method == "low rank":
         return _low_rank(task, model, original, blocks, data, samples)
     depth, leaf_width = _sizes(task) if task.method == "FFF" else (0, sum(_sizes(task)))
-    report = replace_(model, depth=depth, leaf_width=leaf_width, init="data", data=data, samples=samples, **options)
+    how: dict[str, Any] = {"init": "data", "data": data, "samples": samples}
+    if task.method == "pruned":
+        how = {"init": "dense"}  # keeps the neurons of largest weights
+    report = replace_(model, depth=depth, leaf_width=leaf_width, **how, **options)
     layers: dict[str, nn.Module] = {e["name"]: model.get_submodule(layer_path(e)) for e in report.specification}
     return Candidate(model, layers, [*layers.values()], layers)
 
