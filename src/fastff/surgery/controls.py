@@ -114,10 +114,10 @@ def build(
     if task.method == "low rank":
         return _low_rank(task, model, original, blocks, data, samples)
     depth, leaf_width = _sizes(task) if task.method == "FFF" else (0, sum(_sizes(task)))
-    how: dict[str, Any] = {"init": "data", "data": data, "samples": samples}
+    fit: dict[str, Any] = {"init": "data", "data": data, "samples": samples}
     if task.method == "pruned":
-        how = {"init": "dense"}  # keeps the neurons of largest weights
-    report = replace_(model, depth=depth, leaf_width=leaf_width, **how, **options)
+        fit = {"init": "dense"}  # keeps the neurons of largest weights
+    report = replace_(model, depth=depth, leaf_width=leaf_width, **fit, **options)
     layers: dict[str, nn.Module] = {e["name"]: model.get_submodule(layer_path(e)) for e in report.specification}
     return Candidate(model, layers, [*layers.values()], layers)
 
