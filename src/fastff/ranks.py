@@ -7,6 +7,7 @@ a model that is not synchronised works alone, also while a process group is init
 Every method that communicates must be called by all ranks, in the same order.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -44,7 +45,7 @@ class Ranks:
         flat = _flat(tensors)
         found = [torch.empty_like(flat) for _ in range(self.size)]
         dist.all_gather(found, flat, group=self.group)
-        return _parts(torch.stack(found).logsumexp(0) - torch.tensor(self.size).log(), tensors)
+        return _parts(torch.stack(found).logsumexp(0) - math.log(self.size), tensors)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, one after the other. Ranks may have different numbers of rows."""

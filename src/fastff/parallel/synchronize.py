@@ -31,10 +31,15 @@ def synchronize_(model: nn.Module, group: Any = None) -> nn.Module:
             "synchronize_ needs a process group. Start the script with torchrun, and call "
             "torch.distributed.init_process_group() first."
         )
-    layers, ranks = fff_layers(model).values(), Ranks(group)
+    layers, ranks = fff_layers(model), Ranks(group)
+    if sparse := [name for name, layer in layers.items() if layer.sparse_gradients and ranks.size > 1]:
+        raise TypeError(
+            f"DistributedDataParallel cannot average the sparse gradients of the FFF layers {sparse[:4]}. Use an "
+            "optimizer of torch.optim, and set layer.sparse_gradients = False."
+        )
     tensors = [*model.parameters(), *model.buffers()]
     ranks.broadcast_([tensor for tensor in tensors if not (tensor.is_meta or is_dtensor(tensor))])
-    for layer in layers:
+    for layer in layers.values():
         layer.ranks = ranks
     return model
 
