@@ -1,10 +1,14 @@
 """Train on several processes, and survive the loss of one: restart from the last checkpoint, with the same numbers.
 
-    torchrun --nproc-per-node 2 --max-restarts 3 examples/restart.py checkpoints
-    torchrun --nproc-per-node 2 --max-restarts 3 examples/restart.py checkpoints --kill-at 25
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/restart.py checkpoints
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/restart.py others --kill-at 25 --check
 
-The second command kills a worker at step 25. torchrun stops the others and starts all of them again; they load the last
-checkpoint and go on. The weights at the end are those of the first command, bit by bit.
+Without the first line, a restart may wait for a process that is gone (github.com/pytorch/pytorch/issues/135712): torch
+2.13 leaves its address in the store.
+
+The last command kills a worker at step 25. torchrun stops the others and starts all of them again; they load the last
+checkpoint and go on. Then they train once more without interruption, and compare the weights, bit by bit.
 
 A checkpoint holds what the next steps depend on: model and optimizer (each rank writes its part), the recipe's state,
 the step, which gives the position in the data, and the random generator of each rank.
@@ -114,15 +118,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
     parser.add_argument("--kill-at", type=int, default=-1, help="kill a worker at this step, in the first attempt")
-    parser.add_argument("--output", type=Path, help="file of the weights at the end")
+    parser.add_argument("--check", action="store_true", help="train again without interruption, and compare")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     weights = train(options.folder, options.steps, options.every, options.kill_at)
+    total = sum(float(value.double().abs().sum()) for value in weights.values())
     if dist.get_rank() == 0:
-        total = sum(float(value.double().abs().sum()) for value in weights.values())
         print(f"{options.steps} steps, attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}: sum of weights {total:.12f}")
-        if options.output:
-            torch.save(weights, options.output)
+    if options.check:
+        again = train(options.folder / "again", options.steps, options.every)
+        same = all(torch.equal(value, weights[name]) for name, value in again.items())
+        print(f"rank {dist.get_rank()}: {'the same weights' if same else 'OTHER WEIGHTS'} without interruption")
     dist.destroy_process_group()
 
 
