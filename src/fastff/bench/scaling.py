@@ -5,7 +5,7 @@ leaves, all nodes, and its part of the batch. With B samples per rank, W ranks, 
 D = in + out, P = l D + l + out parameters per leaf, and e bytes per number:
 
     all-to-all    e B D (2 + a) + 8 (1 + a) (B + W)    rows and outputs of 1 + a leaves; their gradients for one
-    all-reduce    e (2**d - 1) (in + 1) + ...          gradients of the nodes, which all ranks hold; and their shares
+    all-reduce    (2**d - 1) (e (in + 1) + 8)          gradients of the nodes, which all ranks hold; and their shares
     leaves        2 l D B (3 + a) FLOPs                1 + a forward passes, and a backward of two more
     nodes         2 in d B (2 + 4 (1 + a)) FLOPs       a walk, then per path: walk, logits and two products of backward
     memory        4 e ((2**d / W) P + (2**d - 1) (in + 1))    parameters, gradients and AdamW's two moments
@@ -32,6 +32,7 @@ class Step:
     alternatives: int = 1
     itemsize: int = 4  # bytes of a number: of parameters, moments and rows alike
     sparse: bool = False  # gradients and the optimizer touch what was visited alone (LazyAdamW, one rank)
+    split_nodes: bool = False  # not built: a rank holds the nodes above its own leaves, and the top of the tree
 
     @property
     def leaves(self) -> int:
@@ -51,7 +52,13 @@ class Step:
 
     @property
     def nodes(self) -> int:
-        return 2**self.depth - 1
+        """Nodes of this rank."""
+        return self.leaves - 1 + self.shared_nodes if self.split_nodes else 2**self.depth - 1
+
+    @property
+    def shared_nodes(self) -> int:
+        """Nodes that all ranks hold."""
+        return self.ranks - 1 if self.split_nodes else 2**self.depth - 1
 
     @property
     def visited(self) -> float:
@@ -73,7 +80,7 @@ class Step:
     @property
     def reduced(self) -> int:
         """Bytes of the node gradients and of the shares for the balance loss (float32 at least) that are averaged."""
-        return self.nodes * (self.node_bytes + 2 * max(self.itemsize, 4)) if self.ranks > 1 else 0
+        return self.shared_nodes * (self.node_bytes + 2 * max(self.itemsize, 4)) if self.ranks > 1 else 0
 
     @property
     def flops(self) -> int:
