@@ -62,6 +62,10 @@ def test_dtensors_are_refused_where_a_tree_is_placed(tmp_path):
         fully_shard(model)
         with pytest.raises(TypeError, match="or create the Recipe, before fully_shard"):
             fastff.initialize_tree_(model, x)
+        with pytest.raises(TypeError, match=r"Call the model that was sharded, or its unshard\(\) first"):
+            model.route(x)
+        model.unshard()
+        assert model.route(x).shape == (40,)
 
 
 def test_a_sharded_model_says_how_to_save_it(tmp_path):
