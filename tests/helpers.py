@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -37,6 +39,16 @@ def request(x, tree, leaves, activation="relu", **options):
     """The pass that these tensors ask for."""
     kind = "visit" if tree is None else "route" if leaves is None else "hard"
     return Request.make(options.pop("kind", kind), x, tree, leaves, activation, **options)
+
+
+@contextmanager
+def one_rank(folder):
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def relative_error(value, exact):

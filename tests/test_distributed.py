@@ -172,6 +172,91 @@ def sharded_local_sgd(rank):
     return [str(error.value)]
 
 
+def build_synchronised(decision):
+    """A model of two trees; the leaves of the sampled one's path and all its alternatives, so nothing is drawn."""
+    sampled = {"estimator": "even", "alternatives": 2} if decision == "sampled" else {}
+    first = make(7, 5, depth=3, decision=decision, **sampled | ({"alternatives": 3} if sampled else {}))
+    second = make(5, 3, depth=2, leaf_width=1, node_width=2, decision=decision, **sampled)
+    return nn.Sequential(nn.Linear(6, 7).double(), first, second)
+
+
+def train(model, wrapped, shard, recipe):
+    """Losses, boundaries and balance over a few steps with rebalancing; the recipe's tree was placed before."""
+    optimizer, found = torch.optim.SGD(wrapped.parameters(), 0.1), {"loss": [], "balance": []}
+    for step in range(4):
+        x, target = shard(step)
+        task = (wrapped(x) - target).square().mean()
+        loss, balance = recipe.loss(), fastff.balance_loss(model)
+        optimizer.zero_grad()
+        (task + loss).backward()
+        optimizer.step()
+        recipe.step()
+        found["loss"].append((task + loss).detach())
+        found["balance"].append(balance.detach())
+    full = {name: p.detach() for name, p in model.named_parameters()}
+    full = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in full.items()}
+    return found, full, recipe.state_dict()
+
+
+def recipe_of(model, data, decision):
+    alternatives = {"alternatives": 2} if decision == "sampled" else {}
+    options = {"noise": 0.0, "balance": 0.5, "hardening": 0.1, "min_share": 1.0, "rebalance_every": 2}
+    recipe = fastff.Recipe(model, data, steps=4, decision=decision, final_temperature=2.0, **options, **alternatives)
+    if alternatives:
+        model[1].alternatives = 3  # every level: the estimator draws nothing
+    return recipe
+
+
+def synchronised(rank, decision, wrapper):
+    """Each rank begins with other weights, and has its own part of the data."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(7 + rank)
+    model = fastff.parallel.synchronize_(build_synchronised(decision))
+    recipe = recipe_of(model, [shard_of(rank, 50 + i)[0] for i in range(4)], decision)
+    wrapped = model
+    if wrapper == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    elif wrapper == "fsdp":
+        for layer in model[1:]:
+            fully_shard(layer)
+        fully_shard(model)
+    else:
+        fully_shard(model)
+    found, full, state = train(model, wrapped, lambda step: shard_of(rank, step), recipe)
+    used = fastff.parallel.usage(model.eval(), shard_of(rank)[0])["1"]
+    return found, full, state, used.leaf_count
+
+
+def leaf_balance(rank):
+    """kind="leaf", and an empty part of a batch on one rank."""
+    torch.manual_seed(7)
+    model = fastff.parallel.synchronize_(make(6, 3, depth=2))
+    wrapped, found = nn.parallel.DistributedDataParallel(model), {}
+    for kind in ("leaf", "node"):
+        wrapped.zero_grad()
+        y = wrapped(shard_of(rank)[0])
+        loss = fastff.balance_loss(model, kind)
+        (loss + 0 * y.sum()).backward()  # DistributedDataParallel wants gradients of all parameters
+        found[kind] = loss.detach(), model.node_weight.grad.clone()
+    x = shard_of(0)[0]
+    wrapped(x if rank == 0 else x[:0])
+    found["empty"] = fastff.balance_loss(model).detach()
+    return found
+
+
+def errors(rank):
+    """An error on one rank alone is one on all, and nobody waits."""
+    model = fastff.parallel.synchronize_(build_synchronised("sampled"))
+    with pytest.raises(TypeError) as lazy:
+        fastff.optim.LazyAdamW(model)
+    x = shard_of(rank)[0]
+    with pytest.raises(RuntimeError) as alone:
+        fastff.rebalance_(model, x if rank == 0 else x[:, :2])
+    return [str(lazy.value), str(alone.value)]
+
+
+DECISIONS, WRAPPERS = ("soft", "straight_through", "sampled"), ("ddp", "fsdp", "fsdp-root")
 JOBS = {
     **{f"ddp-{d}-{b}": (ddp, d, b) for d in ("soft", "straight_through") for b in (0.0, 0.1)},
     **{f"fsdp-{d}-{e}": (fsdp, d, e) for d in ("soft", "straight_through") for e in (False, True)},
@@ -180,6 +265,9 @@ JOBS = {
     "one_idle": (one_idle,),
     "reductions": (reductions,),
     "sharded_local_sgd": (sharded_local_sgd,),
+    **{f"synchronised-{d}-{w}": (synchronised, d, w) for d in DECISIONS for w in WRAPPERS},
+    "leaf_balance": (leaf_balance,),
+    "errors": (errors,),
 }
 
 
@@ -333,3 +421,69 @@ def test_sharded_parameters_are_refused(ranks):
     for (message,) in ranks("sharded_local_sgd"):
         assert "the FFF layer '1' has DTensors" in message
         assert "Use an optimizer of torch.optim, or DistributedDataParallel" in message
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_synchronised_ranks_train_as_one_process(ranks, decision, wrapper):
+    """Losses, tree, weights and usage of two ranks are one process's with the whole batch, to rounding.
+
+    The tree is placed by the data of both, the balance loss reads their shares, and rebalancing moves boundaries.
+    """
+    torch.manual_seed(7)
+    model = build_synchronised(decision)
+    recipe = recipe_of(model, [whole(50 + i)[0] for i in range(4)], decision)
+    found, expected, state = train(model, model, whole, recipe)
+    results = ranks(f"synchronised-{decision}-{wrapper}")
+    used = fastff.usage(model.eval(), whole()[0])["1"].leaf_count
+    for losses, parameters, own, count in results:
+        assert_same(parameters, expected, **TOLERANCE)
+        torch.testing.assert_close(losses["balance"], found["balance"], **TOLERANCE)
+        assert own["count"] == state["count"] == 4
+        assert torch.equal(count, used)
+        if decision == "sampled":
+            assert_same(own["running_shares"], state["running_shares"], **TOLERANCE)
+    means = [(a + b) / 2 for a, b in zip(*(losses["loss"] for losses, *_ in results), strict=True)]
+    torch.testing.assert_close(means, found["loss"], **TOLERANCE)
+
+
+def test_rebalancing_moved_boundaries_in_the_test_above():
+    torch.manual_seed(7)
+    moved = []
+    model = build_synchronised("sampled")
+    recipe = recipe_of(model, [whole(50 + i)[0] for i in range(4)], "sampled")
+    for step in range(4):
+        loss = (model(whole(step)[0]) - whole(step)[1]).square().mean() + recipe.loss()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        before = model[1].node_bias.clone()
+        recipe.step()
+        moved.append(not torch.equal(model[1].node_bias, before))
+    assert any(moved)
+
+
+def test_the_balance_loss_counts_the_samples_of_all_ranks(ranks):
+    """Of kind "leaf", too; and a rank without samples takes part."""
+    torch.manual_seed(7)
+    model, expected = make(6, 3, depth=2), {}
+    for kind in ("leaf", "node"):
+        model.zero_grad()
+        model(whole()[0])
+        loss = fastff.balance_loss(model, kind)
+        loss.backward()
+        expected[kind] = loss.detach(), model.node_weight.grad.clone()
+    model(shard_of(0)[0])
+    alone = fastff.balance_loss(model).detach()
+    for found in ranks("leaf_balance"):
+        for kind in ("leaf", "node"):
+            torch.testing.assert_close(found[kind], expected[kind], **TOLERANCE)
+        torch.testing.assert_close(found["empty"], alone, **TOLERANCE)
+
+
+def test_an_error_on_one_rank_is_one_on_all(ranks):
+    for rank, (lazy, alone) in enumerate(ranks("errors")):
+        assert "is synchronised over 2 ranks. Use an optimizer of torch.optim" in lazy
+        assert alone == "1 of 2 ranks raised an error here; read theirs." if rank == 0 else "mat" in alone

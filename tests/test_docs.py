@@ -47,6 +47,8 @@ def fresh_settings(tmp_path, monkeypatch):
     torch.set_default_dtype(dtype)
     torch._dynamo.reset()
     fastff.backend("auto")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # of a page that stopped half-way
 
 
 def run(code, page, line, namespace):

@@ -140,6 +140,14 @@ def test_own_loop(optimizer):
     assert fastff.usage(model, x)[""].leaves_used == 8
 
 
+def test_parallel():
+    """Without a process group, models train alone; several processes are in tests/test_distributed.py."""
+    layer, (x, _) = fastff.FFF(2, 2, depth=3, leaf_width=8, decision="sampled"), blobs()
+    with pytest.raises(RuntimeError, match="torchrun"):
+        fastff.parallel.synchronize_(layer)
+    assert fastff.parallel.usage(layer, x)[""].samples == 512
+
+
 def test_baselines():
     x = torch.randn(9, 6)
     assert fastff.baselines.FF(6, 5, width=16)(x).shape == (9, 5)

@@ -1,6 +1,6 @@
 """Fast feedforward layers: trained like a feedforward layer, evaluated along one path of a learned binary tree."""
 
-from . import baselines, compat, functional, optim, regions, surgery, training
+from . import baselines, compat, functional, optim, parallel, regions, surgery, training
 from .backends import backend
 from .explain import explain
 from .layer import FFF
@@ -25,6 +25,7 @@ __all__ = [
     "initialize_tree_",
     "load_",
     "optim",
+    "parallel",
     "quantize_",
     "rebalance_",
     "regions",

@@ -86,15 +86,17 @@ def sampled(
     alternatives: int = 1,
     estimator: str = "mixture",
     sparse: bool = False,
+    at_owner: Any = None,
 ) -> Sampled:
     """The hard pass of x (..., in), with a gradient for the tree from `alternatives` other leaves per sample.
 
     `estimator` is how they are drawn: "mixture", whose expectation is the straight-through gradient, or "even",
     "stratified" or "boundary" (`fastff.sampling`). With `sparse`, gradients of the parameters are sparse tensors.
-    The pass runs in the dtype of the weights under autocast, too, as the hard pass does.
+    The pass runs in the dtype of the weights under autocast, too, as the hard pass does. `at_owner` runs leaves that
+    other processes hold (`fastff.parallel`).
     """
     check_choice("estimator", estimator, ESTIMATORS)
-    options = SampledOptions(temperature, transposition, dropout, alternatives, estimator, sparse)
+    options = SampledOptions(temperature, transposition, dropout, alternatives, estimator, sparse, at_owner)
     flat = _check_training(x, tree, leaves, activation, options)
     check_alternatives(alternatives, depth_of(len(leaves.in_weight)))
     dtype = autocast_dtype(flat)

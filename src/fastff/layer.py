@@ -84,6 +84,7 @@ class FFF(nn.Module):
     last_leaf: Tensor | None = None
     last_weight: Tensor | None = None
     running_shares: Tensor | None = None  # (nodes, 2): see shares.py
+    ranks: Any = None  # fastff.parallel.synchronize_ sets them: see ranks.py
 
     def __init__(
         self,

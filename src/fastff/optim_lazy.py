@@ -45,7 +45,13 @@ class _Lazy(torch.optim.Optimizer):
             if any(hasattr(parameter, "full_tensor") for parameter in layer.parameters()):
                 raise TypeError(
                     f"{type(self).__name__} needs whole parameters; the FFF layer {name!r} has DTensors, as "
-                    "fully_shard makes them. Use an optimizer of torch.optim."
+                    "fully_shard and shard_leaves_ make them. Use an optimizer of torch.optim."
+                )
+            if layer.ranks is not None and layer.ranks.size > 1:
+                raise TypeError(
+                    f"{type(self).__name__} needs sparse gradients, which DistributedDataParallel cannot average; the "
+                    f"FFF layer {name!r} is synchronised over {layer.ranks.size} ranks. Use an optimizer of "
+                    "torch.optim."
                 )
         leaves = [p for layer in layers.values() for p in layer.leaf_parameters()]
         nodes = [p for layer in layers.values() if layer.depth for p in layer.tree_parameters()]
@@ -275,16 +281,24 @@ class LazyAdamW(_Lazy):
 
 @torch.no_grad()
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_, which refuses sparse gradients, for dense and sparse ones; returns the norm."""
+    """torch.nn.utils.clip_grad_norm_ for dense and sparse gradients and DTensors together; returns the norm.
+
+    Torch's own refuses sparse gradients, and DTensors beside plain tensors.
+    """
     check_number("max_norm", max_norm, 0)
-    values = []
+    values: list[Tensor] = []
+    sharded: list[Any] = []  # DTensors
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
-            values.append(parameter.grad.values() if parameter.grad.is_sparse else parameter.grad)
+            value = parameter.grad.values() if parameter.grad.is_sparse else parameter.grad
+            (sharded if hasattr(value, "full_tensor") else values).append(value)
     total = get_total_norm(values)
+    if sharded:
+        norm = get_total_norm(sharded).full_tensor()  # type: ignore[attr-defined]
+        total = torch.linalg.vector_norm(torch.stack([total.to(norm), norm]))
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)  # as torch does
-    for value in values:
+    for value in values + [value.to_local() for value in sharded]:
         value.mul_(factor.to(value))
     return total
 

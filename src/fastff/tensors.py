@@ -1,6 +1,6 @@
 """The tensors of a layer and of a pass, as every backend gets them: nodes in heap order, leaves from left to right."""
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -74,6 +74,7 @@ class SampledOptions(NamedTuple):
     alternatives: int = 1  # other leaves that each sample tries, up to the depth
     estimator: str = "mixture"  # how they are drawn: fastff.sampling
     sparse: bool = False  # gradients of the parameters are sparse: of the visited nodes and leaves alone
+    at_owner: Any = None  # runs leaves where they are (parallel/exchange.py); None: they are all here
 
 
 class Sampled(NamedTuple):

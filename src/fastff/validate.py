@@ -48,6 +48,11 @@ def check_input(x: Tensor, weight: Tensor, layer: str, autocast: bool) -> None:
         )
     if x.layout is not torch.strided:
         raise TypeError(f"{layer} expects a dense tensor; got the layout {x.layout}. Convert it with x.to_dense().")
+    if hasattr(weight, "full_tensor") and not hasattr(x, "full_tensor"):  # known so without importing DTensor
+        raise TypeError(
+            f"{layer} has DTensors, as fully_shard leaves them outside of a forward; got a plain input. Call the model "
+            "that was sharded, or its unshard() first."
+        )
     if x.device != weight.device:
         raise ValueError(
             f"{layer} has its parameters on {weight.device}; got an input on {x.device}. Move one of them."

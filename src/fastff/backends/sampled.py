@@ -21,6 +21,7 @@ x gets the gradient of the visited leaf and the gradient through the logits. A s
 about (2 + alternatives) * depth nodes per sample, and no memory that grows with 2**depth.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,15 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     with torch.no_grad():
         leaf = _route(x, tree, activation, swap)
     logits = paths.logits(x, paths.nodes(leaf, depth), tree, activation, options.sparse) * options.temperature
-    y = segments.visit(x, leaf, leaves, activation, options.dropout, options.sparse)
+    at_owner = options.at_owner or _here
+
+    def visit(rows: Tensor, leaf: Tensor, leaves: Leaves) -> Tensor:
+        return segments.visit(rows, leaf, leaves, activation, options.dropout, options.sparse)
+
+    def outputs(rows: Tensor, leaf: Tensor, leaves: Leaves) -> Tensor:
+        return _outputs(rows, leaf, leaves, activation, options.dropout)
+
+    y = at_owner(x, leaf, leaves, visit)
     walks: list[_Walk] = []
     if depth and needs_grad(logits):
         flipped = logits.detach() if swap is None else torch.where(swap, -logits, logits).detach()
@@ -57,7 +66,7 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     for k, walk in enumerate(walks):
         score = _score_of_walk(walk, walked[:, 1 + k]) if soft else _score_of_flip(walk, walked[:, 0], leaf, swap)
         with torch.no_grad():
-            difference = _outputs(x, walk.leaf, leaves, activation, options.dropout) - y
+            difference = at_owner(x, walk.leaf, leaves, outputs) - y
         y = _Credit.apply(y, score, difference, walk.leaf)  # type: ignore[no-untyped-call]
     rest = torch.stack([walk.weight for walk in soft], 1) if soft else logits.new_zeros(len(x), 0)
     weights = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
@@ -150,6 +159,10 @@ def _route(x: Tensor, tree: Tree, activation: Activation, swap: Tensor | None) -
         return run(backend, request)
     start = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     return paths.descend(x, tree, activation, start, swap=swap)
+
+
+def _here(x: Tensor, leaf: Tensor, leaves: Leaves, run: Callable[[Tensor, Tensor, Leaves], Tensor]) -> Tensor:
+    return run(x, leaf, leaves)
 
 
 def _outputs(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dropout: float) -> Tensor:

@@ -30,4 +30,10 @@ def check_model(model: nn.Module, *, saving: bool = False) -> None:
         if "_fsdp_wrapped_module" in module._modules or any(
             hasattr(p, "device_mesh") for p in module.parameters(recurse=False)
         ):
-            raise ValueError(f"{at} sharded (FSDP, DTensor). Call it before sharding, on the whole model.")
+            remedy = "Call it before sharding, on the whole model."
+            if saving:
+                remedy = (
+                    "Call fastff.parallel.gather_leaves_ after shard_leaves_. After fully_shard, load torch's "
+                    "get_model_state_dict with full_state_dict=True into a plain model, and save that."
+                )
+            raise ValueError(f"{at} sharded (FSDP, DTensor). {remedy}")

@@ -5,7 +5,8 @@ samples learns faster. A random-median tree keeps the random directions and puts
 samples that reach the node, so that every leaf starts with its fair share of the data.
 """
 
-from contextlib import suppress
+import math
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..batches import StopForward, evaluation_mode, feed, read_until, watch_inpu
 from ..checks import check_int, check_number
 from ..interrupts import all_or_nothing
 from ..layer import FFF, trainable_layers
+from ..ranks import is_dtensor, ranks_of
 from ..tensors import at_least_float32
 from .boundaries import boundary_bias, check_finite, median_by_group, moments_by_group
 
@@ -35,6 +37,8 @@ def initialize_tree_(model: nn.Module, data: Any, *, logit_std: float = 1.0, sam
         logit_std: standard deviation of a node's logits over the samples that reach it. A larger value makes the tree
             more decisive.
         samples: stop reading once every layer has seen this many inputs.
+
+    After `fastff.parallel.synchronize_`, all ranks call this, each with its part of the data.
     """
     logit_std, samples = check_number("logit_std", logit_std, 0, above=True), check_int("samples", samples, 1)
     layers = trainable_layers(model)
@@ -49,13 +53,30 @@ def initialize_tree_(model: nn.Module, data: Any, *, logit_std: float = 1.0, sam
 
 def place_trees(model: nn.Module, data: Any, layers: dict[str, FFF], logit_std: float, samples: int = SAMPLES) -> None:
     """initialize_tree_ for some layers of a model, not undone after an error."""
+    ranks = ranks_of(model)
+    _check_whole(layers)
+    device = next(iter(layers.values())).node_weight.device
     with evaluation_mode(model):
-        names, read = read_until(model, data, samples, layers)
+        with ranks.together(device) if ranks else nullcontext():
+            names, read = read_until(model, data, math.ceil(samples / ranks.size) if ranks else samples, layers)
         for name in names:
-            inputs = _inputs(model, name, layers[name], read)[:samples]
+            with ranks.together(device) if ranks else nullcontext():
+                inputs = _inputs(model, name, layers[name], read)
+            inputs = (ranks.gather(inputs) if ranks else inputs)[:samples]
             check_finite(name, inputs)
             random_median_(layers[name], inputs, logit_std)
+            if ranks:  # each has drawn its own directions
+                ranks.broadcast_(layers[name].tree_parameters())
             _check_tree(name, layers[name], inputs, logit_std)
+
+
+def _check_whole(layers: dict[str, FFF]) -> None:
+    for name, layer in layers.items():
+        if any(is_dtensor(parameter) for parameter in layer.tree_parameters()):
+            raise TypeError(
+                f"placing a tree needs whole parameters; the FFF layer {name!r} has DTensors, as fully_shard makes "
+                "them. Call initialize_tree_, or create the Recipe, before fully_shard."
+            )
 
 
 def _inputs(model: nn.Module, name: str, layer: FFF, read: list[Any]) -> Tensor:

@@ -13,6 +13,7 @@ A layer with `decision="sampled"` knows the nodes on a few paths of each sample.
 visited path's for "mean" and "sum", all by their weights for "path" and for the balance.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -25,6 +26,7 @@ from ..checks import check_choice
 from ..functional import mixture, walk
 from ..last_forward import recall
 from ..layer import FFF, fff_layers
+from ..ranks import Ranks, ranks_of
 from ..shares import reach, unevenness
 from ..tree import level_sizes, log_flow, log_reach, one_hot
 
@@ -65,32 +67,66 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
 
     "leaf": as in the Switch transformer, the number of leaves times the sum over leaves of f * m, with f the share of
     samples that the hard pass sends to a leaf and m its mean soft weight. It is 1 when both are uniform.
+
+    After `fastff.parallel.synchronize_`, the samples of all ranks count, and all ranks must call this.
     """
     check_choice("kind", kind, ("node", "leaf"))
-    losses = []
-    for _, layer, logits in last_logits(model):
-        if not logits.shape[0]:
-            losses.append(logits.sum())
-        elif is_sampled(layer):
-            losses.append(_balance_of_paths(layer, logits, kind))
-        elif kind == "leaf":
-            share = one_hot(walk(logits), layer.num_leaves, logits.dtype).mean(0)
-            losses.append(layer.num_leaves * (share * mixture(logits).mean(0)).sum())
-        else:
-            # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
-            sides = torch.logsumexp(log_flow(logits), 0)  # (nodes, 2)
-            uneven = torch.logsumexp(sides, -1) - sides.mean(-1)  # -(log a + log(1 - a)) / 2
-            losses.append(_mean_by_level(uneven, layer.depth))
+    found = [(layer, logits) for _, layer, logits in last_logits(model)]
+    if kind == "leaf" and any(is_sampled(layer) for layer, _ in found):
+        raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
+    ranks = ranks_of(model)
+    if ranks is None:
+        shares = [_shares(layer, logits, kind) if len(logits) else logits for layer, logits in found]
+    else:
+        shares = _shares_of_all(ranks, found, kind)
+    losses = [
+        _unevenness(layer, logits, own, kind) if len(logits) or ranks else logits.sum()
+        for (layer, logits), own in zip(found, shares, strict=True)
+    ]
     return torch.stack(losses).sum()
 
 
-def _balance_of_paths(layer: FFF, logits: Tensor, kind: str) -> Tensor:
+def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
+    """What the balance loss of a layer is computed from; means over the samples."""
+    if is_sampled(layer):
+        assert layer.running_shares is not None
+        return layer.running_shares  # (nodes, 2), without a gradient
     if kind == "leaf":
-        raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
-    assert layer.last_leaf is not None
-    assert layer.last_weight is not None
-    assert layer.running_shares is not None
-    return _mean_by_level(unevenness(layer.running_shares, logits, layer.last_leaf, layer.last_weight), layer.depth)
+        visits = one_hot(walk(logits), layer.num_leaves, logits.dtype)
+        return torch.stack([visits.sum(0), mixture(logits).sum(0)]) / max(len(logits), 1)  # (2, leaves)
+    # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
+    return torch.logsumexp(log_flow(logits), 0) - math.log(max(len(logits), 1))  # (nodes, 2)
+
+
+def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> list[Tensor]:
+    """The shares of all ranks' samples. Their gradient is the own samples', so that the ranks' mean is the gradient."""
+    own = [_shares(layer, logits, kind) for layer, logits in found]
+    logarithms = [kind == "node" and not is_sampled(layer) for layer, _ in found]
+    means = iter(
+        ranks.mean([s for s, log in zip(own, logarithms, strict=True) if not log]) if not all(logarithms) else ()
+    )
+    logs = iter(ranks.log_mean([s for s, log in zip(own, logarithms, strict=True) if log]) if any(logarithms) else ())
+    shares = []
+    for (layer, logits), s, log in zip(found, own, logarithms, strict=True):
+        mean = next(logs) if log else next(means)
+        if is_sampled(layer):
+            layer.running_shares = mean  # now alike on all ranks, and still the running mean of all samples
+        elif len(logits):
+            own_part = s - s.detach()
+            mean = mean + ((s.detach() - mean).exp() * own_part if log else own_part)
+        shares.append(mean)
+    return shares
+
+
+def _unevenness(layer: FFF, logits: Tensor, shares: Tensor, kind: str) -> Tensor:
+    """The balance loss of a layer."""
+    if is_sampled(layer):
+        assert layer.last_leaf is not None
+        assert layer.last_weight is not None
+        return _mean_by_level(unevenness(shares, logits, layer.last_leaf, layer.last_weight), layer.depth)
+    if kind == "leaf":
+        return layer.num_leaves * (shares[0] * shares[1]).sum()
+    return _mean_by_level(torch.logsumexp(shares, -1) - shares.mean(-1), layer.depth)  # -(log a + log(1 - a)) / 2
 
 
 def _entropy_of_paths(layer: FFF, logits: Tensor, reduction: str) -> Tensor:

@@ -6,7 +6,7 @@ for the layers behind the first one that changed. A pass keeps the node logits o
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +18,7 @@ from ..batches import batches, check_reached, evaluation_mode, feed, watch_input
 from ..checks import check_int, check_share
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers, trainable_layers
+from ..ranks import ranks_of, reshard_, whole
 from .boundaries import boundary_bias, check_finite, shift_biases_
 
 SAMPLES = 65536  # inputs of a layer that are read
@@ -44,24 +45,35 @@ def rebalance_(model: nn.Module, data: Any, *, min_share: float = 0.1, samples: 
         min_share: from 0 (nothing moves) to 1 (every node halves its samples). Samples that a node cannot tell apart
             stay together. Biases in bfloat16 or float16 are rounded, so shares may be smaller.
         samples: stop reading once every layer has seen this many inputs.
+
+    After `fastff.parallel.synchronize_`, all ranks call this, each with its part of the data.
     """
     rebalance(model, data, check_share("min_share", min_share), check_int("samples", samples, 1))
 
 
 def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMPLES, passes: int | None = None) -> Cost:
     """rebalance_ in at most `passes` passes; returns their cost."""
-    layers, cost = trainable_layers(model), Cost()
+    layers, cost, ranks = trainable_layers(model), Cost(), ranks_of(model)
+    device = next(iter(layers.values())).node_weight.device
     left, first = layers, None
+    samples = math.ceil(samples / ranks.size) if ranks else samples
+    reshard_(model)
     with all_or_nothing(boundary_biases(model)), evaluation_mode(model):
         for _ in range(len(layers) if passes is None else passes):
             moved = set()
             for group in _groups(left, samples):
                 # The first pass sees all layers: it finds how much data they need, and in which order it reaches them.
-                seen = _Pass(model, left if first else layers, group, first.read if first else batches(data), samples)
+                source = first.read if first else batches(data)
+                with ranks.together(device) if ranks else nullcontext():
+                    seen = _Pass(model, left if first else layers, group, source, samples)
+                reshard_(model)  # what moves below must not be a copy
                 first = first or seen
                 cost.forwards += len(seen.read)
                 cost.inputs += max(seen.counts.values())
-                moved |= {name for name in group if _shift(name, group[name], seen.take(name), min_share)}
+                for name, layer in group.items():
+                    logits = seen.take(name)
+                    if _shift(name, layer, ranks.gather(logits) if ranks else logits, min_share):
+                        moved.add(name)
             order = list(first.counts) if first else []
             places = [i for i, name in enumerate(order) if name in moved]
             # A layer that is called several times in a forward changes its own inputs.
@@ -136,10 +148,10 @@ def _groups(layers: dict[str, FFF], samples: int) -> Iterator[dict[str, FFF]]:
 @torch.no_grad()
 def _shift(name: str, layer: FFF, logits: Tensor, min_share: float) -> bool:
     """Move the boundaries of one layer where needed; returns whether one moved."""
-    bias = boundary_bias(layer)
-    before, finite = bias.clone(), logits.isfinite().all()
-    if finite:
-        shift_biases_(bias.unsqueeze(0), logits.unsqueeze(0), min_share)
+    with whole(boundary_bias(layer)) as bias:
+        before, finite = bias.clone(), logits.isfinite().all()
+        if finite:
+            shift_biases_(bias.unsqueeze(0), logits.unsqueeze(0), min_share)
     if not (finite and bias.isfinite().all()):
         raise ValueError(
             f"the FFF layer {name!r} has node logits or boundaries that are not finite in {bias.dtype}. If training "

@@ -27,6 +27,7 @@ from ..batches import batches
 from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
 from ..layer import DECISIONS, FFF, Decision, fff_layers, mark_fitted, trainable_layers
+from ..ranks import ranks_of
 from ..sampling import check_alternatives
 from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
@@ -192,6 +193,8 @@ class Recipe:
             budget.add_forward(self.model)
         last = count == self.steps
         due = self.data is not None and self.min_share > 0 and (last or budget.is_due(count))
+        if not last and count - budget.last >= budget.interval and (ranks := ranks_of(self.model)):
+            due = ranks.first(due, self.deviation.device)  # ranks may have done different amounts of work
         began, cost = time.perf_counter(), Cost()
 
         def commit() -> None:
@@ -229,7 +232,9 @@ class Recipe:
             self._noise.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "steps": self.steps, **self._budget.state_dict()}
+        layers = fff_layers(self.model).items()
+        shares = {name: layer.running_shares for name, layer in layers if layer.running_shares is not None}
+        return {"count": self.count, "steps": self.steps, **self._budget.state_dict(), "running_shares": shares}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state_dict()."""
@@ -247,6 +252,9 @@ class Recipe:
         with uninterrupted():
             self._budget.load_state_dict(state, count)
             self.count = count
+            for name, shares in state.get("running_shares", {}).items():
+                layer = fff_layers(self.model)[name]
+                layer.running_shares = shares.to(layer.node_weight.device, copy=True)
             self._set()
 
     def __repr__(self) -> str:

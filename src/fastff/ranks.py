@@ -1,0 +1,139 @@
+"""The processes (ranks) that train one model, each with its part of the batch: what they must agree on.
+
+`fastff.parallel.synchronize_` gives every FFF layer the same `Ranks`. The balance loss, tree placement, rebalancing and
+the recipe ask `ranks_of(model)` for it, and then count the samples of all ranks. Without it, nothing here communicates:
+a model that is not synchronised works alone, also while a process group is initialised.
+
+Every method that communicates must be called by all ranks, in the same order.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .layer import FFF
+
+
+class Ranks:
+    """A process group. Copies share it, and pickles leave it out: another process has other groups."""
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group  # None: the default group
+
+    @property
+    def size(self) -> int:
+        """The number of ranks; 1 once the process group is gone."""
+        return dist.get_world_size(self.group) if dist.is_initialized() else 1
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over the ranks of each tensor, all in one reduction; the same bits on every rank."""
+        flat = _flat(tensors)
+        dist.all_reduce(flat, group=self.group)
+        return _parts(flat, tensors)
+
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The mean over the ranks, likewise."""
+        return [total / self.size for total in self.sum(tensors)]
+
+    def log_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The logarithm of the mean over the ranks of each tensor's exponential, all in one collective."""
+        flat = _flat(tensors)
+        found = [torch.empty_like(flat) for _ in range(self.size)]
+        dist.all_gather(found, flat, group=self.group)
+        return _parts(torch.stack(found).logsumexp(0) - math.log(self.size), tensors)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, one after the other. Ranks may have different numbers of rows."""
+        counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(self.size)]
+        dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device), group=self.group)
+        sizes = [int(count) for count in counts]
+        padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded, group=self.group)
+        return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)])
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the values of the first one."""
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), group=self.group, group_src=0)
+
+    def first(self, value: bool, device: torch.device) -> bool:
+        """What the first rank has said."""
+        said = torch.tensor(int(value), device=device)
+        self.broadcast_([said])
+        return bool(said)
+
+    @contextmanager
+    def together(self, device: torch.device) -> Iterator[None]:
+        """If the block raises on one rank, it raises on all of them: nobody waits for a rank that has given up."""
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+        count = torch.tensor(int(failed is not None), device=device)
+        dist.all_reduce(count, group=self.group)
+        if failed is not None:
+            raise failed
+        if int(count):
+            raise RuntimeError(f"{int(count)} of {self.size} ranks raised an error here; read theirs.")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """The ranks over which the FFF layers of a model are synchronised; None if this process is alone."""
+    found = [layer.ranks for layer in model.modules() if isinstance(layer, FFF)]
+    if any(ranks is not found[0] for ranks in found):
+        raise ValueError(
+            "some FFF layers of this model are synchronised, others are not, or over other ranks. Call "
+            "fastff.parallel.synchronize_ on the whole model."
+        )
+    return found[0] if found and found[0] is not None and found[0].size > 1 else None
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Known by its method: torch.distributed.tensor need not be imported for this."""
+    return hasattr(tensor, "full_tensor")
+
+
+def reshard_(model: nn.Module) -> None:
+    """Free what FSDP2 has gathered. Until then its modules hold copies, and what is written into them is lost."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            module.reshard()  # type: ignore[operator]
+
+
+@contextmanager
+def whole(tensor: Tensor) -> Iterator[Tensor]:
+    """A plain tensor to change in place: the tensor itself, or all of a DTensor, which then gets what was written."""
+    if not is_dtensor(tensor):
+        yield tensor
+        return
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    sharded = cast(DTensor, tensor)
+    full = sharded.full_tensor()
+    yield full
+    sharded.copy_(distribute_tensor(full, sharded.device_mesh, sharded.placements))
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return torch.cat([tensor.detach().flatten().to(dtype) for tensor in tensors])
+
+
+def _parts(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.split([tensor.numel() for tensor in like])
+    return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, like, strict=True)]
