@@ -74,7 +74,7 @@ def distill_(
                 for name, layer in found.items():
                     x = inputs_of(model, {name: layer}, data, samples)[name]
                     block = report.blocks[name]
-                    how = {"steps": steps, "batch": batch, "rate": rate, "train_tree": train_tree}
+                    how: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate, "train_tree": train_tree}
                     made.append(distill_layer_(name, layer, block, x, advance, **how))
         else:
             made = distill_model_(

@@ -193,7 +193,7 @@ def _training_forward(layers: Iterable[FFF], train_tree: bool) -> Iterator[None]
     layers = list(layers)
     try:
         for layer in layers:
-            layer.forward = training_pass(layer, train_tree)  # type: ignore[method-assign]
+            layer.forward = training_pass(layer, train_tree)  # type: ignore[method-assign, assignment]
         yield
     finally:
         for layer in layers:
