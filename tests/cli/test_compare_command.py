@@ -99,7 +99,9 @@ def test_a_language_model_by_perplexity_as_csv(files):
         ("{0}/bert --data {0}/text.txt --sizes 2x600", "at most the 48 neurons"),
         ("{0}/bert --data {0}/text.txt --sizes 2x6 --method pruning", "--method is a list of FFF, dense, low rank"),
         ("{0}/bert --data {0}/text.txt --sizes 2x6 --rows {0}/text.txt", "--rows and --data are the same file"),
-        ("{0}/llama --data {0}/text.txt --held-out {0}/short.txt --sizes 2x6", "shorter than one sequence"),
+        ("{0}/none --data {0}/text.txt --sizes 2x6 --plot {0}/front.word", "the suffix of a picture must be one of"),
+        ("{0}/none --data {0}/text.txt --sizes 2x6 --plot {0}/text.txt/a.svg", "text.txt is a file"),
+        ("{0}/llama --data {0}/text.txt --held-out {0}/short.txt --sizes 2x6", "--held-out: a text of 2 tokens"),
     ],
 )
 def test_wrong_flags(files, flags, said):

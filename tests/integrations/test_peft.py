@@ -102,6 +102,11 @@ def test_adapters_on_leaves_are_what_merging_adds():
         ({"target_modules": ["mlp"]}, r"got model.layers.0.mlp, an FFF.*target_parameters=\['mlp.leaf_in_weight'"),
         ({"target_modules": r".*\.mlp"}, r"got model.layers.0.mlp, an FFF.*modules_to_save=\['mlp'\]"),
         ({"target_modules": ["q_proj", "up_proj"]}, r"got up_proj, which surgery replaced by an FFF \(model.layers.0"),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["up_proj"]}, r"modules_to_save must name .* got up_proj"),
+        (
+            {"target_modules": ["q_proj"], "target_parameters": [*LEAVES, "mlp.leaf_weight"]},
+            r"target_parameters must name .*; got mlp.leaf_weight\. The leaves",
+        ),
         ({"target_modules": r".*(q|down)_proj"}, r"got down_proj, which surgery replaced.*Leave the name out"),
     ],
 )

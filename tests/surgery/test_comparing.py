@@ -143,6 +143,11 @@ def test_int8_that_cannot_run_says_why(monkeypatch):
     assert found.rows[2].note in str(found)
 
 
+def never():
+    raise AssertionError("data was read")
+    yield
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
@@ -158,6 +163,7 @@ def test_int8_that_cannot_run_says_why(monkeypatch):
         ({"budget": 0}, ValueError, "budget must be finite and positive"),
         ({"quality": 3}, TypeError, "quality must be a function; got 3"),
         ({"held_out": []}, ValueError, "empty list"),
+        ({"held_out": [torch.randn(5, 3)], "data": never()}, ValueError, "the model does not run on held_out=: Given"),
         ({"filter": "nothing"}, ValueError, "the filter excludes all 2"),
     ],
 )

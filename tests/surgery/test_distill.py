@@ -161,3 +161,37 @@ def test_frozen_leaves_are_distilled_and_stay_frozen(taught):
     assert not any(p.requires_grad for p in model.parameters())
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, old[name])}
     assert changed == {f"0.{n}" for n in ("leaf_in_weight", "leaf_in_bias", "leaf_out_weight", "leaf_out_bias")}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by layer", "whole model"])
+def test_a_tree_that_learns_comes_closer(whole):
+    """A tree that cuts at the wrong place: leaves alone keep the boundary, with train_tree it moves to the kink."""
+    torch.manual_seed(0)
+    original = nn.Sequential(fastff.baselines.FF(4, 4, width=8, activation="relu"), nn.Identity()).eval()
+    x = torch.randn(4000, 4)
+    after, batches = {}, list(x.split(250))
+    for train_tree in (False, True):
+        torch.manual_seed(0)
+        model = copy.deepcopy(original)
+        report = fastff.replace_(model, depth=2, leaf_width=2, init="data", data=batches)
+        frozen = model[0].freeze_tree_().node_weight.clone()
+        teacher = original if whole else None
+        options = {"steps": 150, "batch": 250, "rate": 1e-2, "teacher": teacher, "progress": False}
+        after[train_tree] = fastff.distill_(model, report, batches, train_tree=train_tree, **options)[-1].after
+        assert torch.equal(model[0].node_weight, frozen) != train_tree
+        assert not model[0].node_weight.requires_grad
+        assert "forward" not in vars(model[0])
+    assert after[True] < 0.95 * after[False]
+    with pytest.raises(TypeError, match="train_tree must be True or False; got 'yes'"):
+        fastff.distill_(model, report, batches, train_tree="yes")
+
+
+def test_a_tree_that_ends_up_worse_is_restored():
+    torch.manual_seed(0)
+    model = nn.Sequential(fastff.baselines.FF(4, 4, width=8, activation="relu"))
+    x = torch.randn(400, 4)
+    report = fastff.replace_(model, depth=2, leaf_width=4, init="data", data=x)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="distill_ changed nothing"):
+        fastff.distill_(model, report, x, steps=5, rate=1e30, train_tree=True, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))

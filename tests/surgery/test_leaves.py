@@ -1,5 +1,7 @@
 """Trees from principal directions, leaves from a dense layer's neurons."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -50,7 +52,7 @@ def test_leaves_as_wide_as_the_dense_layer_answer_the_same(activation, bias):
 
 
 def test_a_leaf_gets_the_neurons_of_its_region_and_the_best_outputs_for_them():
-    """In float64, against a least-squares problem solved apart for every choice of two of four neurons."""
+    """In float64, against least-squares problems solved apart for every choice of two of four neurons."""
     x = clusters(400, 3).double()
     dense = make(3, 2, depth=0, leaf_width=4, activation="relu").eval()
     layer = make(3, 2, depth=1, leaf_width=2, activation="relu").eval()
@@ -59,12 +61,32 @@ def test_a_leaf_gets_the_neurons_of_its_region_and_the_best_outputs_for_them():
     for j in range(2):
         part = x[layer.route(x) == j]
         hidden = torch.relu(part @ dense.leaf_in_weight[0].T + dense.leaf_in_bias[0])
-        score = hidden.var(0) * dense.leaf_out_weight[0].square().sum(1)
-        kept = score.topk(2).indices
-        assert torch.equal(layer.leaf_in_weight[j], dense.leaf_in_weight[0, kept])
-        design = torch.cat([hidden[:, kept], torch.ones(len(part), 1)], 1)
-        best = design @ torch.linalg.lstsq(design, dense(part)).solution
-        torch.testing.assert_close(layer(part), best, rtol=1e-4, atol=1e-5)
+        found = {}
+        for pair in itertools.combinations(range(4), 2):
+            design = torch.cat([hidden[:, pair], torch.ones(len(part), 1)], 1)
+            best = design @ torch.linalg.lstsq(design, dense(part)).solution
+            found[pair] = (best - dense(part)).square().sum(), best
+        pair = min(found, key=lambda pair: found[pair][0])
+        assert {*map(tuple, layer.leaf_in_weight[j].tolist())} == {
+            *map(tuple, dense.leaf_in_weight[0, list(pair)].tolist())
+        }
+        torch.testing.assert_close(layer(part), found[pair][1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_leaf_keeps_no_two_neurons_that_say_the_same(bias):
+    """The two loudest neurons are copies: a leaf of two needs one of them, and the neuron that nothing replaces."""
+    x, dense = clusters(), dense_layer(8, bias=bias)
+    with torch.no_grad():
+        dense.leaf_out_weight[0] *= 1e-4
+        for parameter in (dense.leaf_in_weight, dense.leaf_in_bias):
+            if parameter is not None:
+                parameter[0, 1] = parameter[0, 0]
+        dense.leaf_out_weight[0, :2] = torch.tensor([3.0, 1.0, 0.0, 2.0])
+        dense.leaf_out_weight[0, 2] = torch.tensor([0.0, 0.1, 1.0, 0.0])
+    layer = fastff.FFF(6, 4, depth=0, leaf_width=2, activation="gelu", bias=bias).eval()
+    fit_leaves_(layer, dense, x, ridge=0.0)
+    assert missed(layer, dense, x) < 1e-6
 
 
 def test_more_leaves_and_wider_ones_miss_less():

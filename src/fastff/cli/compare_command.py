@@ -10,6 +10,7 @@ import typer
 from ..bench.case import DTYPES
 from ..surgery import Comparison
 from ..surgery import compare as core
+from ..surgery.comparison import check_picture
 from ..surgery.controls import METHODS
 from . import printing
 from .compare_text import read_lines, read_text_model
@@ -60,6 +61,9 @@ def compare(
         raise typer.BadParameter(f"--timed is one shape of at least 1 x 1; got {timed!r}.")
     methods = among("--method", method, METHODS) if method else METHODS
     apart({"--data": data, "--held-out": held_out}, {"--rows": rows, "--plot": plot})
+    if plot is not None:
+        with bad_flags():
+            check_picture(plot)
     texts = read_lines("--data", data)
     others = read_lines("--held-out", held_out) if held_out else texts[9::10]
     texts = texts if held_out else [text for i, text in enumerate(texts) if i % 10 != 9]
@@ -70,7 +74,7 @@ def compare(
     most = getattr(found.model.config, "max_position_embeddings", None)
     if isinstance(most, int) and tokens > most:
         raise typer.BadParameter(f"--tokens must be at most {most}, the positions of the model; got {tokens}.")
-    held = found.batches(others, batch, tokens)
+    held = found.batches(others, batch, tokens, flag="--held-out" if held_out else "--data")
     with bad_flags():
         made = core(
             found.model,

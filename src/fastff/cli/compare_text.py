@@ -31,19 +31,23 @@ class TextModel:
     tokenizer: Any
     head: bool
 
-    def batches(self, texts: Sequence[str], size: int, tokens: int, *, seed: int | None = None) -> list[Batch]:
-        """Batches of `size` sequences; shuffled if there is a seed."""
-        made = self._running(texts, size, tokens) if self.head else self._lines(texts, size, tokens)
+    def batches(
+        self, texts: Sequence[str], size: int, tokens: int, *, seed: int | None = None, flag: str = "--data"
+    ) -> list[Batch]:
+        """Batches of `size` sequences; shuffled if there is a seed. flag: where the texts are from, for errors."""
+        made = self._running(texts, size, tokens, flag) if self.head else self._lines(texts, size, tokens)
         if seed is not None:
             random.Random(seed).shuffle(made)
         return made
 
-    def _running(self, texts: Sequence[str], size: int, tokens: int) -> list[Batch]:
+    def _running(self, texts: Sequence[str], size: int, tokens: int, flag: str) -> list[Batch]:
         """All texts one after the other, cut into sequences of `tokens` tokens; the rest is dropped."""
         ids = torch.tensor(self.tokenizer("\n".join(texts), verbose=False)["input_ids"])
         rows = ids[: len(ids) // tokens * tokens].view(-1, tokens)
         if not len(rows):
-            raise typer.BadParameter(f"a text of {len(ids)} tokens is shorter than one sequence of --tokens {tokens}.")
+            raise typer.BadParameter(
+                f"{flag}: a text of {len(ids)} tokens is shorter than one sequence of --tokens {tokens}."
+            )
         return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in rows.split(size)]
 
     def _lines(self, texts: Sequence[str], size: int, tokens: int) -> list[Batch]:

@@ -23,6 +23,8 @@ from torch import nn
 from ..layer import FFF
 from ..surgery.history import history_of
 
+_HEADS = ("classifier", "score", "qa_outputs")
+
 
 def get_peft_model(model: nn.Module, config: Any, *args: Any, **options: Any) -> Any:
     """peft.get_peft_model, after `check_targets`."""
@@ -31,7 +33,7 @@ def get_peft_model(model: nn.Module, config: Any, *args: Any, **options: Any) ->
 
 
 def check_targets(model: nn.Module, config: Any) -> None:
-    """Raise if a config names an FFF as a linear layer, a linear layer that surgery replaced, or int8 leaves."""
+    """Raise if a config names an FFF as a linear layer, int8 leaves, or what surgery replaced or the model lacks."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, FFF)}
     parameters = getattr(config, "target_parameters", None) or []
     for name, layer in layers.items():
@@ -53,6 +55,7 @@ def check_targets(model: nn.Module, config: Any) -> None:
                 "before fastff.quantize_, or adapt the linear layers beside it alone."
             )
     _check_replaced(model, config)
+    _check_present(model, config, parameters)
 
 
 def _check_replaced(model: nn.Module, config: Any) -> None:
@@ -66,6 +69,21 @@ def _check_replaced(model: nn.Module, config: Any) -> None:
             f"({missing[0]}{' and others' * (len(missing) > 1)}). Leave the name out; for adapters on the leaves use "
             "target_parameters, to train the FFF whole modules_to_save."
         )
+
+
+def _check_present(model: nn.Module, config: Any, parameters: list[str]) -> None:
+    """Raise if target_parameters or modules_to_save name what the model does not have: PEFT passes over it."""
+    known = [f".{name}" for name, _ in model.named_parameters()]
+    if missing := [target for target in parameters if not any(name.endswith(f".{target}") for name in known)]:
+        raise ValueError(
+            f"target_parameters must name parameters of the model; got {', '.join(missing)}. The leaves of an FFF are "
+            "leaf_in_weight, leaf_gate_weight and leaf_out_weight, with its name before them."
+        )
+    modules = [name for name, _ in model.named_modules()]
+    # PEFT adds the heads of its tasks to a config itself.
+    whole = [target for target in getattr(config, "modules_to_save", None) or [] if target not in _HEADS]
+    if missing := [target for target in whole if not any(re.match(rf"(^|.*\.){target}($|\..*)", m) for m in modules)]:
+        raise ValueError(f"modules_to_save must name modules of the model; got {', '.join(missing)}.")
 
 
 def _names(config: Any, path: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..batches import batches
+from ..batches import batches, evaluation_mode
 from ..checks import check_int, check_number
 from ..progress import progress as progress_bar
 from ..provenance import machine
@@ -29,7 +29,7 @@ from .comparison_rows import Quality, Rows, match
 from .comparison_times import timed_batches
 from .controls import METHODS, Task, first_linears, tasks
 from .distill_model import HELD_OUT_BATCHES, Loss
-from .inputs import inputs_of
+from .inputs import inputs_of, run_on
 from .operable import check_mode, check_model
 
 
@@ -96,10 +96,12 @@ def compare(
     original = copy.deepcopy(model).eval().requires_grad_(False)
     blocks, _ = choose(original, example, globs)
     _check_blocks(pairs, blocks, steps)
-    train = _read(original, blocks, data, samples, steps)
     held = [*batches(held_out)]
     if not held:
         raise ValueError("held_out holds no batch. Pass batches that are not in data.")
+    with evaluation_mode(original):  # before the data, which may take minutes
+        run_on(original, held[0], at="held_out=")
+    train = _read(original, blocks, data, samples, steps)
     inputs = timed_batches(Batches(held) if timed is None else timed)
     name = "match" if quality is None else getattr(quality, "__name__", type(quality).__name__)
     settings = {

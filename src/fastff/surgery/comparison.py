@@ -139,6 +139,7 @@ class Comparison:
 
         The line is the front of its panel. The suffix of `path` sets the format, such as .png or .svg.
         """
+        check_picture(path)
         import matplotlib
 
         matplotlib.use("Agg")
@@ -181,6 +182,21 @@ class Comparison:
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Raise if matplotlib cannot draw a picture at this path."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ModuleNotFoundError:
+        raise ValueError("a picture needs matplotlib: pip install matplotlib") from None
+    path, known = Path(path), sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in known:
+        raise ValueError(f"the suffix of a picture must be one of {', '.join(known)}; got {path}. Try front.svg.")
+    if path.is_dir():
+        raise ValueError(f"a picture must be a file; {path} is a folder.")
+    if (above := next(p for p in path.absolute().parents if p.exists())) and not above.is_dir():
+        raise ValueError(f"the folder of a picture cannot be made: {above} is a file.")
 
 
 def _named(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:

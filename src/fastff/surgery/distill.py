@@ -1,4 +1,4 @@
-"""distill_: train the leaves of a converted model on the outputs of its dense blocks, or of the whole dense model."""
+"""distill_: train the layers of a converted model on the outputs of its dense blocks, or of the whole dense model."""
 
 import math
 import warnings
@@ -12,7 +12,7 @@ from ..checks import check_int
 from ..layer import FFF, trainable_layers
 from ..progress import progress as progress_bar
 from ..validate import check_allocated
-from .distill_layer import check_learner, distill_layer_
+from .distill_layer import check_learner, distill_layer_, learners
 from .distill_model import Loss, distill_model_
 from .inputs import inputs_of
 from .report import Distillation, Report
@@ -30,13 +30,14 @@ def distill_(
     samples: int = 32768,
     teacher: nn.Module | None = None,
     loss: Loss | None = None,
+    train_tree: bool = False,
     progress: bool = True,
 ) -> Distillation:
     """Train the leaves of every FFF layer that `replace_` put into `model`, in the hard pass.
 
-    Only leaves change, frozen ones included; trees, requires_grad and the rest of the model stay the same. Leaves that
-    end up worse on held-out data are restored: the result says so, and a warning follows if nothing improved. An error,
-    or Ctrl-C, leaves the whole model unchanged.
+    Only leaves change, frozen ones included, and trees if wanted; requires_grad and the rest of the model stay the
+    same. Layers that end up worse on held-out data are restored: the result says so, and a warning follows if nothing
+    improved. An error, or Ctrl-C, leaves the whole model unchanged.
 
     Without a teacher, each layer learns the outputs of the dense block that it replaced, one layer after the other in
     the order of the report, from the inputs that reach it in the converted model. The result is measured as "missed":
@@ -56,23 +57,37 @@ def distill_(
         teacher: the dense model.
         loss: with a teacher, a function of (model's output, teacher's output, batch) that replaces the drift of the
             output; the result has it as "loss".
+        train_tree: train the nodes, too. Each input then tries one more leaf, as with decision="sampled". Boundaries
+            move, so an input may visit another leaf afterwards.
         progress: show a progress bar (needs rich).
     """
     found = _check(model, report, data, steps, batch, rate, samples, teacher, loss)
-    leaves = [p for layer in found.values() for p in layer.leaf_parameters()]
+    if train_tree not in (True, False):
+        raise TypeError(f"train_tree must be True or False; got {train_tree!r}.")
+    learned = [p for layer in found.values() for p in learners(layer, train_tree)]
     models = [model] if teacher is None else [model, teacher]
     total = steps * (len(found) if teacher is None else 1)
-    with unchanged_on_error(*models, values=leaves), progress_bar("distilling", total, show=progress) as advance:
+    with unchanged_on_error(*models, values=learned), progress_bar("distilling", total, show=progress) as advance:
         if teacher is None:
             with evaluation_mode(model):
                 made = Distillation()
                 for name, layer in found.items():
                     x = inputs_of(model, {name: layer}, data, samples)[name]
                     block = report.blocks[name]
-                    made.append(distill_layer_(name, layer, block, x, advance, steps=steps, batch=batch, rate=rate))
+                    how: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate, "train_tree": train_tree}
+                    made.append(distill_layer_(name, layer, block, x, advance, **how))
         else:
             made = distill_model_(
-                model, teacher, found, report.blocks, data, steps=steps, rate=rate, loss=loss, advance=advance
+                model,
+                teacher,
+                found,
+                report.blocks,
+                data,
+                steps=steps,
+                rate=rate,
+                loss=loss,
+                advance=advance,
+                train_tree=train_tree,
             )
     if made.trouble:
         warnings.warn(made.trouble, stacklevel=2)

@@ -1,13 +1,15 @@
-"""Distillation of one layer: train its leaves on the outputs of the dense block that it replaced."""
+"""Distillation of one layer: train its leaves, and its tree if wanted, on the outputs of its dense block."""
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import functional
 from ..checks import check_int
 from ..layer import FFF
 from ..tensors import FLOAT_LEAVES
@@ -21,55 +23,72 @@ Advance = Callable[..., None]  # as fastff.progress yields it
 
 
 def distill_layer_(
-    name: str, layer: FFF, block: Block, x: Tensor, advance: Advance, *, steps: int, batch: int, rate: float
+    name: str,
+    layer: FFF,
+    block: Block,
+    x: Tensor,
+    advance: Advance,
+    *,
+    steps: int,
+    batch: int,
+    rate: float,
+    train_tree: bool = False,
 ) -> Distilled:
-    """Train the leaves of one layer on the outputs of its dense block at x (samples, in). Leaves that end up worse on
-    held-out inputs are restored."""
+    """Train the leaves of one layer on the outputs of its dense block at x (samples, in), and its tree if wanted.
+    Weights that end up worse on held-out inputs are restored."""
     dense = dense_layer(block).to(layer.leaf_in_weight)
     held_out, train = hold_out(x)
-    leaves = list(layer.leaf_parameters())
-    start = [p.detach().clone() for p in leaves]
+    learned = learners(layer, train_tree)
+    start = [p.detach().clone() for p in learned]
     before, note = missed(layer, dense, held_out), ""
     if before is None or len(x) == 1:
         note = too_few(1) if len(x) == 1 else "the outputs of the dense block do not vary on these data"
         return Distilled(name, math.nan, math.nan, kept=False, note=note)
-    for step, error in enumerate(distill_leaves_(layer, dense, train, steps=steps, batch=batch, rate=rate), 1):
+    losses = distill_leaves_(layer, dense, train, steps=steps, batch=batch, rate=rate, train_tree=train_tree)
+    for step, error in enumerate(losses, 1):
         advance(text=f"{name}: {error:.3g}")
         if not math.isfinite(error):
             note = diverged(step, error)
             break
     after = missed(layer, dense, held_out)
     after = math.inf if after is None else after
-    if not note and after < before and all(p.isfinite().all() for p in leaves):
+    if not note and after < before and all(p.isfinite().all() for p in learned):
         return Distilled(name, before, after)
-    for p, old in zip(leaves, start, strict=True):
+    for p, old in zip(learned, start, strict=True):
         p.copy_(old)
     return Distilled(name, before, before, kept=False, note=note or no_better(before, after))
 
 
 def distill_leaves_(
-    layer: FFF, dense: FFF, x: Tensor, *, steps: int = 1000, batch: int = 1024, rate: float = 1e-3
+    layer: FFF,
+    dense: FFF,
+    x: Tensor,
+    *,
+    steps: int = 1000,
+    batch: int = 1024,
+    rate: float = 1e-3,
+    train_tree: bool = False,
 ) -> Iterable[float]:
     """Train the leaves of a layer on the outputs of a dense one at x (samples, in); yields the loss of every step.
 
-    The tree does not change. A sample trains the leaf that it visits, in the hard pass.
+    A sample trains the leaf that it visits, in the hard pass, and with `train_tree` the nodes on its path.
     """
     check_dense(layer, dense)
     check_learner(layer, dense)
     check_int("steps", steps, 1)
-    leaves = list(layer.leaf_parameters())
-    state = [(p, p.requires_grad, p.grad) for p in leaves]
-    optimizer = torch.optim.Adam(leaves, lr=rate)
+    learned, forward = learners(layer, train_tree), training_pass(layer, train_tree)
+    state = [(p, p.requires_grad, p.grad) for p in learned]
+    optimizer = torch.optim.Adam(learned, lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     try:
-        for parameter in leaves:
+        for parameter in learned:
             parameter.requires_grad_(True)
         for _ in range(steps):
             some = x[torch.randint(len(x), (min(batch, len(x)),), device=x.device)]
             with torch.no_grad():
                 y = dense(some)
             with torch.enable_grad():
-                loss = F.mse_loss(visited(layer, some), y)
+                loss = F.mse_loss(forward(some), y)
                 optimizer.zero_grad()
                 loss.backward()
             optimizer.step()
@@ -79,6 +98,24 @@ def distill_leaves_(
         for parameter, wanted, grad in state:
             parameter.requires_grad_(wanted)
             parameter.grad = grad
+
+
+def learners(layer: FFF, train_tree: bool) -> list[torch.nn.Parameter]:
+    """The parameters that distillation trains."""
+    return [*layer.leaf_parameters(), *(layer.tree_parameters() if train_tree else [])]
+
+
+def training_pass(layer: FFF, train_tree: bool) -> Callable[[Tensor], Tensor]:
+    """The hard pass for training; with `train_tree` its gradient reaches the nodes, too."""
+    return partial(sampled if train_tree and layer.depth else visited, layer)
+
+
+def sampled(layer: FFF, x: Tensor) -> Tensor:
+    """The hard pass at x (..., in). Each sample tries one other leaf: an estimate of the gradient of its nodes."""
+    found = functional.sampled(
+        x, layer.tree, layer.leaves, activation=layer.activation, temperature=layer.temperature_tensor
+    )
+    return found.output
 
 
 def visited(layer: FFF, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from .blocks import Block
 from .trace import run_example
 
 
-def run_on(model: nn.Module, batch: Any, who: str = "the model") -> Any:
+def run_on(model: nn.Module, batch: Any, who: str = "the model", at: str = "data=") -> Any:
     """The model's output for a batch of data; an error names the data, and the model it failed in."""
     check_kind(batch)
     try:
@@ -20,7 +20,7 @@ def run_on(model: nn.Module, batch: Any, who: str = "the model") -> Any:
         raise
     except Exception as error:  # foreign code, which may raise anything
         told = str(error).rstrip(".")
-        raise ValueError(f"{who} does not run on data=: {told}. Pass batches as the model takes them.") from error
+        raise ValueError(f"{who} does not run on {at}: {told}. Pass batches as the model takes them.") from error
 
 
 def inputs_of(model: nn.Module, modules: Mapping[str, nn.Module], data: Any, samples: int) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
 """Fit an FFF layer to a dense one: its tree from data, its leaves from the dense layer's neurons.
 
-The tree splits the data in halves across the direction of largest variance. Each leaf then gets the neurons whose
-contribution varies most over the leaf's region, and output weights that fit the dense layer there by least squares: as
-far as the dropped neurons correlate with the kept ones, their contribution is kept too.
+The tree splits the data in halves across the direction of largest variance. Each leaf then gets neurons of the dense
+layer, and output weights that fit it over the leaf's region by least squares: as far as the dropped neurons correlate
+with the kept ones, their contribution is kept too. So neurons are dropped that the others can make up for: candidates
+are those whose contribution varies most, and rounds of least squares drop the ones whose loss adds least to the error.
 
 A dense layer is an FFF of depth 0 here: one leaf, always visited.
 """
@@ -17,6 +18,8 @@ from ..backends.reference import leaf_hidden
 from ..layer import FFF
 
 _PRINCIPAL_SAMPLES = 8192  # enough for a direction
+# All neurons as candidates, and rounds that drop fewer, are slower and no better (MiniLM, 4 x 192: cosine 0.867 each).
+_CANDIDATES, _KEPT_IN_ROUND = 3, 0.7  # candidates for each place in a leaf; the part that a round keeps
 
 
 @torch.no_grad()
@@ -71,7 +74,7 @@ def fit_leaves_(layer: FFF, dense: FFF, x: Tensor, *, ridge: float = 1e-3) -> No
         samples = samples if len(samples) > 1 else x
         hidden = leaf_hidden(samples, dense.leaves, dense.activation)[:, 0].float()  # (samples, width)
         out = dense.leaf_out_weight[0].float()  # (width, out)
-        kept = (hidden.var(0, correction=0) * out.square().sum(1)).topk(layer.leaf_width).indices
+        kept = _choose(hidden, out, layer.leaf_width, ridge, centred=layer.bias)
         for name in ("in_weight", "in_bias", "gate_weight", "gate_bias"):
             if (ours := getattr(layer, f"leaf_{name}")) is not None:
                 ours[j] = getattr(dense, f"leaf_{name}")[0, kept]
@@ -85,6 +88,27 @@ def fit_leaves_(layer: FFF, dense: FFF, x: Tensor, *, ridge: float = 1e-3) -> No
         if layer.leaf_out_bias is not None and dense.leaf_out_bias is not None:
             bias = dense.leaf_out_bias[0] + offset - center @ (weight - out[kept])
             layer.leaf_out_bias[j] = bias.to(layer.leaf_out_bias.dtype)
+
+
+def _choose(hidden: Tensor, out: Tensor, count: int, ridge: float, *, centred: bool) -> Tensor:
+    """The neurons of hidden (samples, width) to keep, of output weights out (width, out): (count,).
+
+    With G the second moments of the candidates and w the weights that fit the output, dropping neuron i and fitting the
+    others again adds |w_i|^2 / (G^-1)_ii to the squared error.
+    """
+    size = hidden.var(0, correction=0) * out.square().sum(1)
+    candidates = size.topk(min(_CANDIDATES * count, len(size))).indices
+    features, target = hidden[:, candidates], hidden @ out
+    if centred:
+        features, target = features - features.mean(0), target - target.mean(0)
+    gram, cross = (features.mT @ features).double(), (features.mT @ target).double()
+    gram.diagonal().add_(max(ridge, 1e-6) * gram.diagonal().mean() + 1e-12)
+    left = torch.arange(len(candidates), device=hidden.device)
+    while len(left) > count:
+        inverse = torch.linalg.inv(gram[left][:, left])
+        cost = (inverse @ cross[left]).square().sum(1) / inverse.diagonal()
+        left = left[cost.topk(max(count, int(_KEPT_IN_ROUND * len(left)))).indices]
+    return candidates[left]
 
 
 def _least_squares(features: Tensor, target: Tensor, ridge: float) -> Tensor:

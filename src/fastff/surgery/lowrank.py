@@ -7,7 +7,6 @@ the inputs, which is the best fit of its rank (reduced-rank regression). The las
 squares to the block's output, as the leaves of a tree are: it makes up for what the first ones lose, where it can.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -50,9 +49,9 @@ def flops_of_rank(block: Block, rank: int) -> int:
 
 
 def rank_for(block: Block, flops: int) -> int:
-    """The rank that takes this many FLOPs a token, rounded up in favour of the low rank, and at most the full rank."""
+    """The largest rank that takes at most this many FLOPs a token: at least 1, and at most the full rank."""
     full = min(block.in_features, block.width, block.out_features)
-    return max(1, min(full, math.ceil(flops / flops_of_rank(block, 1))))
+    return max(1, min(full, flops // flops_of_rank(block, 1)))
 
 
 @torch.no_grad()
