@@ -173,7 +173,7 @@ class FFF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
-            y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
+            y = None if torch.compiler.is_compiling() else self._plans.hard(x, self._parameters, self.activation)
             if y is not None:
                 return y
             if self.leaf_in_scale is not None:
