@@ -68,8 +68,8 @@ struct Setting {
     Ref dictionary, name, value;
 };
 
-constexpr size_t MOST = 16;   // weights: a layer has up to 13
-constexpr size_t TOGETHER = 2;  // tensors of a check. One check of seven takes 0.70 us, four of two 0.45 us (EPYC).
+constexpr size_t MOST = 16;     // weights: a layer has up to 13
+constexpr size_t TOGETHER = 2;  // tensors of a check: torch's grows a table, and one of seven takes longer than four of two
 
 struct Direct {
     const Exchange* exchange;

@@ -69,8 +69,8 @@ def is_watched() -> bool:
     return _tracing_state() is not None or _dispatch_modes() > 0 or forward_ad._current_level >= 0
 
 
-# The same and more for direct.py, which asks in C++: calls and their answers when nothing stands between a plain call and
-# a kernel (no gradients, no transform, nobody watches), and entries of modules.
+# For direct.py, which asks in C++ whether nothing stands between a plain call and a kernel (no gradients, no transform,
+# nobody watches): calls and their answers then, and entries of modules and their values.
 QUIET = ((torch.is_grad_enabled, False), (has_transforms, False), (_tracing_state, None), (_dispatch_modes, 0))
 QUIET_ENTRIES = ((vars(forward_ad), "_current_level", -1),)
 
@@ -99,5 +99,5 @@ def alike_test(x: torch.Tensor | None, weights: Sequence[torch.Tensor]) -> Calla
         free: list[Any] = [None] * (x.dim() - 1)
         tensors, sizes, strides = [x, *tensors], [[*free, x.shape[-1]], *sizes], [[*free, 1], *strides]
     options: dict[str, Any] = {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
-    check: Callable[..., bool] = TensorGuards(*tensors, **options).check  # type: ignore[arg-type, call-arg]  # its stub is wrong
+    check: Callable[..., bool] = TensorGuards(*tensors, **options).check
     return check

@@ -1,11 +1,11 @@
 """A layer's next calls on a CPU, checked and run in C++ (csrc/direct.cpp).
 
-plan_cache.py asks a score of questions before it runs a plan: about 4 us of Python, where the kernels take 2 (EPYC, one
-sample, 768 -> 768). `make` gives a function that asks the same questions 2 us faster. It answers None for whatever is not
-as it was when the function was made: plan_cache.py then finds out why.
+plan_cache.py asks a score of questions before it runs a plan: about 4 us of Python, where the kernels take 2 us (EPYC,
+one sample, 768 -> 768). `make` gives a function that asks the same questions in half that time. It returns None if
+anything has changed since the function was made: plan_cache.py then finds out what.
 
-The module is optional: it is missing where the headers of Python were, and in Pythons without the stable interface of
-CPython. Calls then go through ctypes.
+The compiled module is optional: without Python's headers it is not built, and only a CPython with its stable interface
+loads it. Otherwise calls go through ctypes.
 """
 
 import functools

@@ -148,7 +148,9 @@ class Plan(LayerPlan):
         self._hard(_call(self._address, start, 0, y.data_ptr(), batch, _threads()))
         return y
 
-    def direct(self, x: Tensor, weights: Sequence[Tensor], entries: Sequence[direct.Entry] = ()) -> direct.Direct | None:
+    def direct(
+        self, x: Tensor, weights: Sequence[Tensor], entries: Sequence[direct.Entry] = ()
+    ) -> direct.Direct | None:
         places = zip(weights, self._references, self._pointers, self._bytes, strict=True)
         return direct.make(
             x,

@@ -53,7 +53,7 @@ class LayerPlan:
         raise NotImplementedError
 
     def direct(self, x: Tensor, weights: Sequence[Tensor], entries: Sequence[Entry] = ()) -> Direct | None:
-        """A function that does the same for inputs like x, and checks what plan_cache.py checks; None if there is none."""
+        """A function that runs inputs like x after the checks of plan_cache.py; None if the backend has none."""
         return None
 
     def let_go(self) -> "LayerPlan":

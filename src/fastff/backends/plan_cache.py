@@ -74,8 +74,8 @@ class PlanCache:
         if activation != plan.activation or held is None:
             self.plan = None
             return None
-        plan.calls += 1
-        if plan.calls == 2:  # not for a form that comes once
+        plan.calls = calls = plan.calls + 1
+        if calls == 2:  # not for a form that comes once
             self.direct = plan.direct(x, weights, [AUTO])
         if x.dim() == 2:
             return plan.run(x, weights)
