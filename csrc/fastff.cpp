@@ -186,6 +186,12 @@ void run(const Call& call, int64_t* leaf, bool given) {
         if (!given) std::fill(leaf, leaf + call.batch, -1);
         return split(k, layer, x, leaf, y, call.batch, parts, threads);
     }
+    if (call.batch == 1) {  // nothing to group
+        float* memory = scratch(k, layer);
+        int32_t row = 0;
+        if (!given) k.descend(layer, x, 1, leaf, memory);
+        return k.visit(layer, *leaf, &row, 1, x, y, -1, memory);
+    }
     if (!given) descend(k, layer, x, call.batch, leaf, threads);
     visit(k, layer, x, leaf, y, call.batch, threads);
 }

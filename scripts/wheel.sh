@@ -31,6 +31,7 @@ say "Contents of $name"
 "$work/tools/bin/python" -m zipfile -e "$wheel" "$work/contents"
 cd "$work/contents"
 find . -name '*.so' | grep . || fail "the wheel has no native library"
+find . -name '_direct.abi3.so' | grep . || fail "the wheel has no extension module for calls of one sample"
 ! find . -path '*experiments*' -o -path '*fastff_reproduce*' | grep . ||
     fail "the wheel has the files above, which belong in reproduce/"
 ! grep -rnE '\b([0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})\b' fastff --include='*.py' ||

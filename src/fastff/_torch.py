@@ -69,14 +69,20 @@ def is_watched() -> bool:
     return _tracing_state() is not None or _dispatch_modes() > 0 or forward_ad._current_level >= 0
 
 
+# For direct.py, which asks in C++ whether nothing stands between a plain call and a kernel (no gradients, no transform,
+# nobody watches): calls and their answers then, and entries of modules and their values.
+QUIET = ((torch.is_grad_enabled, False), (has_transforms, False), (_tracing_state, None), (_dispatch_modes, 0))
+QUIET_ENTRIES = ((vars(forward_ad), "_current_level", -1),)
+
+
 def is_plain(*tensors: torch.Tensor) -> bool:
     """Whether compiled code may read these tensors itself: they hold their numbers, and nobody watches."""
     plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     return in_eager() and not is_watched() and all(type(t) in plain and t.layout is strided for t in tensors)
 
 
-def alike_test(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A quick test for another input and other weights, passed as (x, *weights).
+def alike_test(x: torch.Tensor | None, weights: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A quick test for another input and other weights, passed as (x, *weights); without x, as (*weights).
 
     It says whether they have the types, dtypes, devices, shapes, strides and bits of these, where x may have other
     leading sizes; and whether autocast and inference mode are on or off as they are now. It does not see whether
@@ -87,8 +93,11 @@ def alike_test(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> Callable[...
         from torch._C._dynamo.guards import TensorGuards
     except ImportError:
         return lambda *_: False
-    free = [None] * (x.dim() - 1)
-    sizes: dict[str, Any] = {"dynamic_dims_sizes": [[*free, x.shape[-1]], *(list(t.shape) for t in weights)]}
-    sizes |= {"dynamic_dims_strides": [[*free, 1], *(list(t.stride()) for t in weights)]}
-    check: Callable[..., bool] = TensorGuards(x, *weights, **sizes).check  # type: ignore[arg-type, call-arg]  # its stub is wrong
+    tensors = [*weights]
+    sizes, strides = [[*t.shape] for t in weights], [[*t.stride()] for t in weights]
+    if x is not None:
+        free: list[Any] = [None] * (x.dim() - 1)
+        tensors, sizes, strides = [x, *tensors], [[*free, x.shape[-1]], *sizes], [[*free, 1], *strides]
+    options: dict[str, Any] = {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
+    check: Callable[..., bool] = TensorGuards(*tensors, **options).check
     return check

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from . import activations, functional
 from . import tree as heap
@@ -174,7 +175,7 @@ class FFF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
         if not self.training:
-            y = None if torch.compiler.is_compiling() else self._plans(x, self._parameters, self.activation)
+            y = None if is_compiling() else self._plans.hard(x, self._parameters, self.activation)
             if y is not None:
                 return y
             if self.leaf_in_scale is not None:
@@ -192,7 +193,7 @@ class FFF(nn.Module):
 
     def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
         options |= {"alternatives": min(self.alternatives, max(self.depth, 1)), "estimator": self.estimator}
-        options["sparse"] = self.sparse_gradients and not self.sharing and not torch.compiler.is_compiling()
+        options["sparse"] = self.sparse_gradients and not self.sharing and not is_compiling()
         output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
         shares = update(self.running_shares, path, leaf, weight)
         remember(self, path, last_path=path, last_leaf=leaf, last_weight=weight, running_shares=shares)

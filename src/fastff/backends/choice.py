@@ -13,6 +13,7 @@ from .request import Request
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "aten": aten, "native": native, "triton": triton}
 _choice = "auto"
+AUTO = (globals(), "_choice", "auto")  # for direct.py: the entry that says that no backend was chosen by name
 
 
 def available() -> list[str]:

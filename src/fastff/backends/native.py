@@ -23,6 +23,7 @@ from ..activations import Activation
 from ..tensors import Leaves, Tree, alias
 from ..validate import check_layer
 from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
+from . import direct
 from .plan import LayerPlan
 from .request import Kind, Request
 
@@ -146,6 +147,21 @@ class Plan(LayerPlan):
             self._start(x, storage, batch)  # raises, unless the batch is empty
         self._hard(_call(self._address, start, 0, y.data_ptr(), batch, _threads()))
         return y
+
+    def direct(
+        self, x: Tensor, weights: Sequence[Tensor], entries: Sequence[direct.Entry] = ()
+    ) -> direct.Direct | None:
+        places = zip(weights, self._references, self._pointers, self._bytes, strict=True)
+        return direct.make(
+            x,
+            dict(zip(self.names[: self.count], places, strict=True)),
+            self.names[self.count :],
+            self.activation,
+            hard=ctypes.cast(self._hard, ctypes.c_void_p).value or 0,
+            layer=self._address,
+            owner=self._layer,
+            entries=entries,
+        )
 
     def run_with_leaf(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The hard pass of x (batch, in), and the leaf of each row."""

@@ -66,7 +66,7 @@ def _planned(x: Tensor, leaves: Tensor, parameters: tuple[Tensor | None, ...], a
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         plans = _plans.setdefault(address, PlanCache())
-    return plans(x, dict(zip(_NAMES, parameters, strict=True)), activation)
+    return plans.hard(x, dict(zip(_NAMES, parameters, strict=True)), activation)
 
 
 _MOST_PLANS = 1024

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..activations import Activation
 from ..tensors import Leaves, Tree
 from ..validate import check_allocated
+from .direct import Direct, Entry
 
 _data_ptr, _storage, _nbytes = Tensor.data_ptr, Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
@@ -26,9 +27,12 @@ class LayerPlan:
     backend: ClassVar[str]  # its name
     # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
     alike: Callable[..., bool] = staticmethod(lambda *_: False)
-    # For plan_cache.py: gets all parameters of a layer, first the `count` that it has, then those that are None.
-    read: Callable[[Any], tuple[Any, ...]]
+    calls: int  # of inputs of this form
+    # For plan_cache.py: the names of a layer's parameters, first the `count` that it has, then those that are None; and
+    # what gets them by name.
+    names: tuple[str, ...]
     count: int
+    read: Callable[[Any], tuple[Any, ...]]
 
     def __init__(self, tree: Tree | None, leaves: Leaves | None, activation: Activation) -> None:
         weights = [t for t in (*(tree or ()), *(leaves or ())) if t is not None]
@@ -47,6 +51,10 @@ class LayerPlan:
     def run(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor | None:
         """The hard pass of x (batch, in), contiguous, by weights that are held; or None, if this is no case for it."""
         raise NotImplementedError
+
+    def direct(self, x: Tensor, weights: Sequence[Tensor], entries: Sequence[Entry] = ()) -> Direct | None:
+        """A function that runs inputs like x after the checks of plan_cache.py; None if the backend has none."""
+        return None
 
     def let_go(self) -> "LayerPlan":
         """Keep the memory of the weights alive no longer. A caller holds it for each call."""
