@@ -43,7 +43,7 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     swap = _swaps(x, depth, options.transposition)
     with torch.no_grad():
         leaf = _route(x, tree, activation, swap)
-    logits = paths.logits(x, paths.nodes(leaf, depth), tree, activation, options.sparse) * options.temperature
+    logits = paths.logits_to(x, leaf, tree, activation, options.sparse) * options.temperature
     y = segments.visit(x, leaf, leaves, activation, options.dropout, options.sparse)
     walks: list[_Walk] = []
     if depth and needs_grad(logits):
@@ -97,7 +97,7 @@ def _walk(
         if own is not None and swap is not None:
             shared = torch.arange(depth, device=x.device) <= level.unsqueeze(1)  # the way that both have in common
             own = torch.where(shared, swap, own)
-    logits = paths.logits(x, paths.nodes(end, depth), tree, activation, options.sparse) * options.temperature
+    logits = paths.logits_to(x, end, tree, activation, options.sparse) * options.temperature
     return _Walk(level, weight, end, logits, own)
 
 
