@@ -87,6 +87,15 @@ def node_logit(x: Tensor, node: Tensor, tree: Tree, activation: Activation) -> T
     return torch.linalg.vecdot(x.to(wide), weight.to(wide)) + bias.to(wide)
 
 
+def node_sums(values: Tensor, leaf: Tensor) -> Tensor:
+    """Numbers (batch, depth, c) along the path to each leaf, added up at each node: (nodes, c)."""
+    depth = values.shape[1]
+    if depth and triton_training.takes("identity", values):
+        return triton_paths.node_sums(values, leaf)
+    flat = values.flatten(0, 1)
+    return flat.new_zeros(heap.num_nodes(depth), values.shape[2]).index_add(0, nodes(leaf, depth).flatten(), flat)
+
+
 class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, node: Tensor, weight: Tensor, bias: Tensor, sparse: bool) -> Tensor:
@@ -98,7 +107,8 @@ class _Logits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         need_x, _, *need, _ = ctx.needs_input_grad
-        d_x, d_weight, d_bias = gradients(*ctx.saved_tensors, grad, (need_x, *need), ctx.sparse)
+        x, node, weight, bias = ctx.saved_tensors
+        d_x, d_weight, d_bias = gradients(x, node, weight, bias, grad, (need_x, *need), ctx.sparse)
         return d_x, None, d_weight, d_bias, None
 
 

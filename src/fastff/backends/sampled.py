@@ -32,7 +32,7 @@ from .._torch import in_eager
 from ..activations import Activation
 from ..sampling import draw, thresholds
 from ..tensors import Leaves, Sampled, SampledOptions, Tree, at_least_float32
-from . import aten, paths, segments
+from . import aten, paths, segments, triton_training
 from .choice import choose, run
 from .request import Request, needs_grad
 
@@ -156,6 +156,7 @@ def _outputs(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dr
     """The outputs of these leaves, without a gradient."""
     request = Request.make("visit", x, None, leaves, activation, leaf=leaf)
     backend, _ = choose(request)
-    if dropout or backend is aten:  # which would run all leaves of a small layer
+    # aten would run all leaves of a small layer, and the kernels of the hard pass list (leaves, batch) samples.
+    if dropout or backend is aten or triton_training.takes(activation, x, *leaves):
         return segments.visit(x, leaf, leaves, activation, dropout)
     return run(backend, request)

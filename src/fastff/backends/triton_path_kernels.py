@@ -108,10 +108,12 @@ def path_outer(
     total = tl.zeros((LEVELS, BN), tl.float32)
     sums = tl.zeros((LEVELS,), tl.float32)
     place = start
+    leaf = tl.load(leaf_ptr + start)
+    end = tl.load(end_ptr + start)
     while place < stop:
-        leaf = tl.load(leaf_ptr + place)
-        end = tl.load(end_ptr + place)
         until = min(end, stop)
+        next_leaf = tl.load(leaf_ptr + until, until < batch, -1)  # on its way while this leaf is added up
+        next_end = tl.load(end_ptr + until, until < batch, 0)
         for at in tl.range(place, until, BR, num_stages=STAGES):
             real = at + r < until
             row = tl.load(order_ptr + at + r, real, 0)
@@ -121,8 +123,7 @@ def path_outer(
             # 16-bit inputs as TF32, which has all their bits; a gradient in 16 bits would lose small numbers.
             total = tl.dot(g, x.to(tl.float32), total, input_precision=PRECISION)
             sums += tl.sum(g, 1)
-        following = tl.load(leaf_ptr + until, until < batch, -1)
-        ends = (leaf >> shift) != (following >> shift)
+        ends = (leaf >> shift) != (next_leaf >> shift)
         written = (ends | (until == stop)) & known
         whole = written & ends & (began == 1)
         node = (first + (leaf >> shift)).to(tl.int64)
@@ -138,3 +139,5 @@ def path_outer(
         sums = tl.where(written, 0.0, sums)
         began = tl.where(written, 1, began)
         place = until
+        leaf = next_leaf
+        end = next_end

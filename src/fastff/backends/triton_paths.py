@@ -106,6 +106,30 @@ class _Logits(torch.autograd.Function):
         return d_x, None, None, None, d_weight, d_bias, None
 
 
+def node_sums(values: Tensor, leaf: Tensor) -> Tensor:
+    """As `paths.node_sums`, always in the same order. (index_add sums on a GPU in any order, one sample at a time.)"""
+    groups = group(leaf, heap.num_leaves(values.shape[1]))
+    return torch.cat([_NodeSum.apply(part, leaf, *groups) for part in values.unbind(2)], 1)  # type: ignore[no-untyped-call]
+
+
+class _NodeSum(torch.autograd.Function):
+    """One number for each level of a path: (batch, depth) to (nodes, 1)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, leaf: Tensor, group: Tensor, order: Tensor, end: Tensor) -> Tensor:
+        ctx.save_for_backward(leaf)
+        ctx.depth = values.shape[1]
+        run = path_outer if in_eager() else torch.ops.fastff.path_outer
+        like = values.new_empty(heap.num_nodes(ctx.depth), 1)
+        found: Tensor = run(values.new_ones(len(values), 1), values.contiguous(), group, order, end, like)[0]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (leaf,) = ctx.saved_tensors
+        return grad[:, 0][paths.nodes(leaf, ctx.depth)], None, None, None, None
+
+
 def path_logits(x: Tensor, leaf: Tensor, order: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The logits on the path to each leaf: (batch, depth) float32, in the order of the batch."""
 
@@ -178,7 +202,7 @@ def _path_outer(
     out, bias = torch.zeros_like(weight), weight.new_zeros(len(weight))
     if not batch:
         return out, bias
-    levels, columns = max(16, power_of_two(depth)), min(128, max(16, power_of_two(features)))
+    levels, columns = max(16, power_of_two(depth)), min(256 // x.element_size(), max(16, power_of_two(features)))
     blocks = -(-features // columns)
     span, chunks, part = spans(batch, blocks, levels * (features + 1), x)
     how = "tf32" if x.element_size() == 2 and not x.is_cpu else sum_precision(x)

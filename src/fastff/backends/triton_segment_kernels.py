@@ -39,9 +39,9 @@ def leaf_product(
     to = place if TRANSPOSED else other
     # Rows and columns beyond the end stand for the first: what they give is not stored.
     row_at = rows_ptr + tl.where(real, row, 0)[:, None] * K
-    out_at = out_ptr + to[:, None] * N + n[None, :]
     column = tl.where(inside_n, n, 0)
     k = tl.arange(0, BK)
+    found = tl.zeros((BM, BN), out_ptr.dtype.element_ty)
     current = tl.min(leaf, 0)
     while current < leaves:
         matrix = weight_ptr + current.to(tl.int64) * (K * N)
@@ -61,9 +61,10 @@ def leaf_product(
             y = tl.dot(x, w, y, input_precision=PRECISION)
         if BIAS:
             y += tl.load(bias_ptr + current.to(tl.int64) * N + column).to(tl.float32)[None, :]
-        mine = (leaf == current)[:, None] & inside_n[None, :]
-        tl.store(out_at, y.to(out_ptr.dtype.element_ty), mine)
+        # Not stored here: the addresses would stay in as many registers as the product itself.
+        found = tl.where((leaf == current)[:, None], y.to(found.dtype), found)
         current = tl.min(tl.where(leaf > current, leaf, leaves), 0)
+    tl.store(out_ptr + to[:, None] * N + n[None, :], found, real[:, None] & inside_n[None, :])
 
 
 @triton.jit
@@ -94,10 +95,12 @@ def leaf_outer(
     stop = min(start + span, batch)
     before = tl.load(leaf_ptr + start - 1, start > 0, -1)
     place = start
+    leaf = tl.load(leaf_ptr + start)
+    end = tl.load(end_ptr + start)
     while place < stop:
-        leaf = tl.load(leaf_ptr + place)
-        end = tl.load(end_ptr + place)
         until = min(end, stop)
+        next_leaf = tl.load(leaf_ptr + until, until < batch, -1)  # on its way while this leaf is added up
+        next_end = tl.load(end_ptr + until, until < batch, 0)
         total = tl.zeros((BA, BB), tl.float32)
         first_sum = tl.zeros((BA,), tl.float32)
         second_sum = tl.zeros((BB,), tl.float32)
@@ -130,6 +133,8 @@ def leaf_outer(
             if SECOND_BIAS:
                 tl.store(slot + A * B + b, second_sum, inside_b & (a_block == 0))
         place = until
+        leaf = next_leaf
+        end = next_end
 
 
 @triton.jit

@@ -131,7 +131,7 @@ def _product(
         return out
     wide = rows.element_size() == 4
     bm = 64 if batch >= 32 * leaves else 32 if batch >= 8 * leaves else 16
-    bn = min(64 if wide else 128, max(16, power_of_two(n)))
+    bn = min(64 if wide or k <= 128 else 128, max(16, power_of_two(n)))
     bk = min(32 if wide else 64, max(16, power_of_two(k)))
     blocks = -(-n // bn)
     with torch.cuda.device_of(rows):
@@ -176,9 +176,9 @@ def _outer(
     bias = first.new_zeros(leaves, {"none": 0, "first": a, "second": b}[sums])
     if not batch:
         return out, bias
-    wide = first.element_size() == 4
-    ba = min(64, max(16, power_of_two(a)))
-    bb = min(64 if wide else 128, max(16, power_of_two(b)))
+    wide, few = first.element_size() == 4, batch < 8 * leaves
+    ba = min(64 if a > 32 and not few else 32, max(16, power_of_two(a)))
+    bb = min(64 if wide else 256 if few else 128, max(16, power_of_two(b)))
     blocks = -(-a // ba), -(-b // bb)
     span, chunks, part = spans(batch, blocks[0] * blocks[1], a * b + bias.shape[1], first)
     with torch.cuda.device_of(first):
@@ -186,7 +186,7 @@ def _outer(
             leaf_outer, (chunks * blocks[0] * blocks[1],),
             first, second, leaf, end, leaf if order is None else order, out, bias, part, batch, span, *blocks,
             A=a, B=b, ORDERED=order is not None, FIRST_BIAS=sums == "first", SECOND_BIAS=sums == "second",
-            PRECISION=sum_precision(first), BA=ba, BB=bb, BR=32, STAGES=2 if wide else 3, num_warps=4,
+            PRECISION=sum_precision(first), BA=ba, BB=bb, BR=16 if few else 32, STAGES=2, num_warps=4,
         )  # fmt: skip
         add_up(part, leaf, out, bias, batch, span, chunks)
     return out, bias
