@@ -48,9 +48,8 @@ def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor)
     if not fits or running is None:
         return new
     mean = running * _KEPT + new
-    if mean.is_cuda and in_eager() and torch.cuda.is_current_stream_capturing():
-        return running.copy_(mean)  # a CUDA graph reads the same memory at every run
-    return mean
+    # In place on a GPU: a CUDA graph reads and writes the same memory at every run. Autograd keeps no running mean.
+    return running.copy_(mean) if mean.is_cuda and in_eager() and not running.is_inference() else mean
 
 
 def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
