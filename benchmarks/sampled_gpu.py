@@ -25,8 +25,8 @@ gradient, the output and its gradient, for two leaves and two paths; and for eac
 gradient written, and 14 in dense AdamW. Expected beyond that, in microseconds: four sorts 60; about 70 operations on
 (batch, depth) numbers 175, which a compiler fuses; route and the alternative's walk 20 at depth 5 and 60 at depth 8
 (node rows from the second cache, 5 TB/s); three parts of x's gradient added up 35; zeros of the gradients. So the goal
-at depth 5 needs the compiler, and depth 15 cannot reach its goal with a dense optimizer: LazyAdamW touches two fifths of
-the leaves, but asks the host and moves them one by one. Eager steps wait for about 250 launches: 2 ms up to depth 10.
+at depth 5 needs the compiler, and depth 15 cannot reach its goal with a dense optimizer: LazyAdamW touches two fifths
+of the leaves, but asks the host and moves them one by one. Eager steps wait for about 250 launches: 2 ms to depth 10.
 Where a figure is far off, look at the sorts first, then `path_logits` (20 us at depth 8), then `leaf_outer` (15 us).
 """
 

@@ -115,7 +115,7 @@ class _Logits(torch.autograd.Function):
 def gradients(
     x: Tensor, node: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, needs: tuple[bool, ...], sparse: bool = False
 ) -> list[Tensor | None]:
-    """The gradients of x, of the weights and of the biases, those that are needed, given that of the logits."""
+    """The gradients of x, of the weights and of the biases, where needed, given the logits' gradient."""
     wide, d_x, d_weight, d_bias = x.to(grad.dtype), None, None, None
     if needs[0]:
         d_x = torch.zeros_like(wide)

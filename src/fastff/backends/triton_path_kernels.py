@@ -1,7 +1,7 @@
 """Triton kernels of sampled training for nodes: walks, the logits along a path, and their gradients.
 
-Samples go in the order of their leaves, so those of a program share most of their path: its rows come from the first
-cache, and the samples of any node lie side by side. No tensor has the size (batch, nodes).
+Samples go in the order of their leaves. So the samples of a program share most of their path, whose rows come from the
+first cache, and the samples of any node lie side by side. No tensor has the size (batch, nodes).
 
 Logits and decisions are float32 sums of float32 products in every dtype, never TF32.
 """
@@ -88,7 +88,7 @@ def path_outer(
     """The gradient of the nodes: for each node, the rows of x below it, times the gradients of its logits.
 
     A block of BN columns over `span` places. All levels go in one product: where a leaf's rows end, the nodes that end
-    there are written. Parts of a node whose rows lie in several spans are written as those of `leaf_outer` are, in
+    there are written. A node whose rows lie in several spans is written in parts, as a leaf by `leaf_outer`: a slot has
     LEVELS rows of IN numbers and one for the bias.
     """
     chunk = tl.program_id(0) // blocks

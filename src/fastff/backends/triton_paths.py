@@ -155,7 +155,7 @@ def _path_logits(x: Tensor, leaf: Tensor, order: Tensor, weight: Tensor, bias: T
 
 
 def path_inputs(grad: Tensor, leaf: Tensor, order: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of x, given that of the logits."""
+    """The gradient of x, given the logits' gradient."""
 
     def by_torch() -> Tensor:
         x = weight.new_empty(len(grad), weight.shape[1])
@@ -184,7 +184,7 @@ def _path_inputs(grad: Tensor, leaf: Tensor, order: Tensor, weight: Tensor) -> T
 def path_outer(
     x: Tensor, grad: Tensor, leaf: Tensor, order: Tensor, end: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the nodes' weights and biases, given that of the logits."""
+    """The gradients of the nodes' weights and biases, given the logits' gradient."""
 
     def by_torch() -> tuple[Tensor, Tensor]:
         node = paths.nodes(_by_sample(leaf, order), grad.shape[1])

@@ -23,8 +23,8 @@ def leaf_product(
 ):  # fmt: skip
     """A tile of rows (K) times the matrices (K, N) of their leaves, BN columns; plus the leaf's bias.
 
-    TRANSPOSED: matrices lie as (N, K), rows in the order of the batch, and the output in that of the leaves. Otherwise
-    matrices lie as (K, N), and the orders are swapped. Not ORDERED: both are in the order of the leaves.
+    TRANSPOSED: matrices lie as (N, K), rows are in the order of the batch, and the output is in the order of the
+    leaves. Otherwise matrices lie as (K, N), and the orders are swapped. Not ORDERED: both follow the leaves.
     EVEN: BK divides K.
     """
     place = (tl.program_id(0) // blocks).to(tl.int64) * BM + tl.arange(0, BM)
@@ -75,10 +75,10 @@ def leaf_outer(
 ):  # fmt: skip
     """The outer products of two rows, summed over the rows of each leaf: (A, B), a block of it over `span` places.
 
-    first (batch, A) is in the order of the leaves, second (batch, B) in that of the batch if ORDERED. FIRST_BIAS: also
-    the sums of first (A); SECOND_BIAS: those of second (B). Of a leaf whose rows lie in several spans, each span writes
-    its part: the one that began before the span in slot 0, one that goes on behind it in slot 1. A slot has A * B
-    numbers, then the bias.
+    first (batch, A) is in the order of the leaves, second (batch, B) in the order of the batch if ORDERED. FIRST_BIAS:
+    first (A) is also summed by itself; SECOND_BIAS: second (B) is. If a leaf's rows lie in several spans, each span
+    writes its part: in slot 0 if the leaf began before the span, in slot 1 if it begins there and goes on. A slot has
+    A * B numbers, then the bias.
     """
     SUMS: tl.constexpr = A if FIRST_BIAS else B if SECOND_BIAS else 0
     chunk = tl.program_id(0) // (a_blocks * b_blocks)

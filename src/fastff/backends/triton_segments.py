@@ -107,7 +107,7 @@ class _Linear(torch.autograd.Function):
 def product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, order: Tensor | None, transposed: bool
 ) -> Tensor:
-    """Each row times the matrix of its leaf, plus its bias: see `leaf_product`. No order: all in that of the leaves."""
+    """Each row times its leaf's matrix, plus its bias: see `leaf_product`. No order: all is in the order of the leaves."""
 
     def by_torch() -> Tensor:
         given = rows if order is None or not transposed else rows.index_select(0, order)
@@ -151,7 +151,7 @@ def outer(
 ) -> tuple[Tensor, Tensor]:
     """The outer products of the rows of each leaf, added up: (leaves, a, b); and the sums of the rows `sums` names.
 
-    first (batch, a) is in the order of the leaves, second (batch, b) in that of the batch if `order` is given.
+    first (batch, a) is in the order of the leaves, second (batch, b) in the order of the batch if `order` is given.
     """
 
     def by_torch() -> tuple[Tensor, Tensor]:
