@@ -2,6 +2,7 @@
 
     python benchmarks/sampled_step.py --output results/sampled_step.csv                       # CPU, batch 2048
     python benchmarks/sampled_step.py --depths 5 --batch 256 --repetitions 3                  # a try
+    python benchmarks/sampled_step.py --device cuda --output results/sampled_step_gpu.csv     # see sampled_gpu.py
 
 768 -> 2**depth * 32 -> 768 by default. The dense layer and straight-through decisions use fused AdamW,
 sampled ones fastff.optim.LazyAdamW. Trees are balanced on the data first. All ways of a size alternate in one process
@@ -16,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import sampled_gpu
 import torch
 from csv_rows import about, append
 from torch import Tensor, nn
@@ -106,19 +108,25 @@ def measure(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", default="5,8")
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--device", default="cpu", help="cuda: sampled_gpu.py says what is measured")
+    parser.add_argument("--dtype", default="bfloat16", help="of the GPU's rows")
+    parser.add_argument("--depths", help="5,8; on a GPU 5,8,10,15")
+    parser.add_argument("--ways", help="some of the ways, with commas between them")
     parser.add_argument("--leaf-width", type=int, default=32)
     parser.add_argument("--features", type=int, default=768)
-    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--batch", type=int, help="2048; on a GPU 16384")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--most-dense", type=int, default=8192, help="neurons of the largest dense layer")
+    parser.add_argument("--most-dense", type=int, help="neurons of the largest dense layer: 8192; on a GPU 32768")
     parser.add_argument("--output", type=Path, help="CSV file of the rows")
     parser.add_argument("--commit", default="", help="of the checkout, if git cannot say")
     o = parser.parse_args(given)
-    origin = about("cpu", "python benchmarks/sampled_step.py", o.commit)
+    on_gpu = o.device != "cpu"
+    o.depths = o.depths or ("5,8,10,15" if on_gpu else "5,8")
+    o.ways = o.ways or ",".join(sampled_gpu.WAYS if on_gpu else WAYS)
+    o.batch, o.most_dense = o.batch or (16384 if on_gpu else 2048), o.most_dense or (32768 if on_gpu else 8192)
+    origin = about(o.device, "python benchmarks/sampled_step.py", o.commit)
     for depth in o.depths.split(","):
-        rows = measure(o, int(depth))
+        rows = (sampled_gpu.measure if on_gpu else measure)(o, int(depth))
         if o.output:
             append(o.output, [row | origin for row in rows])
 

@@ -4,6 +4,9 @@ For a process without the interpreter: see `without_interpreter` in helpers.py.
 """
 
 import re
+import subprocess
+import tempfile
+from pathlib import Path
 
 import torch
 import triton
@@ -14,7 +17,7 @@ from fastff.backends.triton_size import HOPPER_SHARED
 
 _TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8", torch.int32: "i32",
-    torch.int64: "i64",
+    torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
 
 
@@ -60,3 +63,20 @@ class Build:
             early = built.asm["ptx"].split("griddepcontrol.wait")[0]
             assert not re.search(r"cp\.async\.ca|ld\.global(?!\.cg)", early), (self.kernel.fn.__name__, options)
         assert ("griddepcontrol.wait" in built.asm["ptx"]) == options.get("PDL", False), self.kernel.fn.__name__
+
+
+_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class WithoutSpills(Build):
+    """Also fails where a kernel keeps registers in memory."""
+
+    def check(self, options, built):
+        super().check(options, built)
+        if _CUOBJDUMP.exists():
+            with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+                file.write(built.asm["cubin"])
+                file.flush()
+                command = [_CUOBJDUMP, "-res-usage", file.name]
+                usage = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            assert re.search(r"STACK:0 ", usage), (self.kernel.fn.__name__, options, usage)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import tree as heap
+from ._torch import in_eager
 from .backends import paths
 
 _KEPT = 0.99  # of the running mean, per forward
@@ -19,11 +19,9 @@ _LEAST = 1e-12  # added to a share: a node that sends all one way has a finite l
 
 def node_shares(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """The left and right share of every node, given paths as in `Sampled`: (nodes, 2)."""
-    depth = logits.shape[-1]
     sides = torch.sigmoid(torch.stack([-logits, logits], -1)) * reach(logits, leaf, weight).unsqueeze(-1)
-    sides = sides.flatten(0, 2) / max(len(logits), 1)  # (batch * paths * depth, 2)
-    node = paths.nodes(leaf.flatten(), depth).flatten()
-    return sides.new_zeros(heap.num_nodes(depth), 2).index_add(0, node, sides)
+    sides = sides.flatten(0, 1) / max(len(logits), 1)  # (batch * paths, depth, 2)
+    return paths.node_sums(sides, leaf.flatten())
 
 
 def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
@@ -47,7 +45,11 @@ def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor)
     new = (1 - _KEPT) * node_shares(logits.detach(), leaf, weight)
     new = torch.where(new.isfinite().all(), new, 0)  # a NaN would never leave the mean
     fits = running is not None and running.shape == new.shape and running.device == new.device
-    return running * _KEPT + new if fits and running is not None else new
+    if not fits or running is None:
+        return new
+    mean = running * _KEPT + new
+    # In place on a GPU: a CUDA graph reads and writes the same memory at every run. Autograd keeps no running mean.
+    return running.copy_(mean) if mean.is_cuda and in_eager() and not running.is_inference() else mean
 
 
 def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:

@@ -97,6 +97,12 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def sparse_rows(used: Tensor, values: Tensor, rows: int) -> Tensor:
+    """A tensor that is zero but for these entries of its first dimension; they are sorted, and each is there once."""
+    size = (rows, *values.shape[1:])
+    return torch.sparse_coo_tensor(used.unsqueeze(0), values, size, is_coalesced=True, check_invariants=False)
+
+
 def alias(tensors: Parts) -> Parts:
     """The same memory: another thread that sets `parameter.data` from here on does not change these."""
     return type(tensors)._make(None if t is None else t.data for t in tensors)

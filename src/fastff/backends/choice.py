@@ -2,11 +2,13 @@
 
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from . import aten, native, reference, triton
 from .request import Request
@@ -14,6 +16,7 @@ from .request import Request
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "aten": aten, "native": native, "triton": triton}
 _choice = "auto"
 AUTO = (globals(), "_choice", "auto")  # for direct.py: the entry that says that no backend was chosen by name
+_Found = TypeVar("_Found")
 
 
 def available() -> list[str]:
@@ -72,19 +75,41 @@ def run(backend: ModuleType, request: Request) -> Any:
     except Exception as error:  # a compiler may raise anything
         if backend is not triton or not triton.is_failure(error):
             raise
-        _warn_or_raise(request, error)
+        _warn_or_raise(_words(request), triton.size_of(request), error)
     return getattr(aten, request.kind)(*request.arguments)
 
 
-def _warn_or_raise(request: Request, error: Exception) -> None:
+def attempt(part: str, kernels: Callable[[], _Found], by_torch: Callable[[], _Found], x: Tensor, y: Tensor) -> _Found:
+    """A part of sampled training by Triton's kernels; a failure of theirs is treated as in `run`.
+
+    x and y are what the part reads: their shapes tell one size from another.
+    """
+    size = len(x), part, x.shape[1:], x.dtype, x.device, y.shape
+    if triton.failure(size):
+        return by_torch()
+    try:
+        return kernels()
+    except Exception as error:
+        if not triton.is_failure(error):
+            raise
+        what = f"sampled training ({part}) failed for {x.dtype} tensors of shapes {tuple(x.shape)} and {tuple(y.shape)}"
+        _warn_or_raise(what, size, error)
+    return by_torch()
+
+
+def _words(request: Request) -> str:
     x, leaves = request.x, request.leaves
     kind = "soft" if request.kind == "soft" else "hard"
     layer = "" if leaves is None else f" with leaves of shape {tuple(leaves.in_weight.shape)}"
     size = f"{x.dtype} inputs of shape {tuple(x.shape)}{layer}, {request.activation}"
-    why = f"the triton kernel of the {kind} pass failed for {size} ({type(error).__name__}: {error})"
+    return f"the {kind} pass failed for {size}"
+
+
+def _warn_or_raise(what: str, size: tuple[Any, ...], error: Exception) -> None:
+    why = f"the triton kernel of {what} ({type(error).__name__}: {error})"
     if _choice == "triton":
         raise ValueError(f"{why}. fastff.backend('auto') would use torch operations.") from error
-    if triton.remember_failure(request, error):
+    if triton.remember_failure(size, error):
         warnings.warn(f"{why}. Torch operations run this size instead.", RuntimeWarning, stacklevel=4)
 
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
+from ..tree import depth_of
 from ..validate import check_layer, check_leaf
+from . import triton_paths, triton_segments, triton_training
 from .choice import choose, run
 from .known import known_request, remember
 from .plan_cache import PlanCache
@@ -115,11 +117,16 @@ def _visit(
 
 def _segment_product(rows: Tensor, weight: Tensor, leaf: Tensor, transposed: bool) -> Tensor:
     with torch.no_grad():
+        if triton_training.takes("identity", rows, weight):
+            return triton_segments.product(rows, weight, None, leaf, None, transposed)
         return product(rows, weight, leaf, transposed)
 
 
 def _segment_outer(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -> Tensor:
     with torch.no_grad():
+        if triton_training.takes("identity", first, second):
+            end = triton_segments.ends(leaf)
+            return triton_segments.outer(first, second, leaf, None, end, leaves, "none")[0]
         return outer(first, second, leaf, leaves)
 
 
@@ -145,7 +152,7 @@ def _own_library() -> torch.library.Library:
 _library = _own_library()
 
 
-def _register(name: str, function: Callable[..., Tensor]) -> Any:
+def _register(name: str, function: Callable[..., Any]) -> Any:
     schema = torch.library.infer_schema(function, mutates_args=())
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, function, "CompositeExplicitAutograd")
@@ -155,9 +162,15 @@ def _register(name: str, function: Callable[..., Tensor]) -> Any:
 hard = _register("hard", _hard)
 route = _register("route", _route)
 visit = _register("visit", _visit)
-# Parts of the sampled pass; segments.py has their derivative.
+# Parts of the sampled pass; segments.py, triton_segments.py and triton_paths.py have their derivatives.
 segment_product = _register("segment_product", _segment_product)
 segment_outer = _register("segment_outer", _segment_outer)
+leaf_product = _register("leaf_product", triton_segments.product)
+leaf_outer = _register("leaf_outer", triton_segments.outer)
+walk_from = _register("walk_from", triton_paths.walk_from)
+path_logits = _register("path_logits", triton_paths.path_logits)
+path_inputs = _register("path_inputs", triton_paths.path_inputs)
+path_outer = _register("path_outer", triton_paths.path_outer)
 
 
 def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -189,4 +202,30 @@ _fake(
 _fake(
     "fastff::segment_outer",
     lambda first, second, leaf, leaves: first.new_empty(leaves, first.shape[1], second.shape[1]),
+)
+_fake(
+    "fastff::leaf_product",
+    lambda rows, weight, bias, leaf, order, transposed: _empty(
+        rows, (weight, leaf), weight.shape[1 if transposed else 2]
+    ),
+)
+
+
+def _fake_leaf_outer(
+    first: Tensor, second: Tensor, leaf: Tensor, order: Tensor | None, end: Tensor, leaves: int, sums: str
+) -> tuple[Tensor, Tensor]:
+    a, b = first.shape[1], second.shape[1]
+    return first.new_empty(leaves, a, b), first.new_empty(leaves, {"none": 0, "first": a, "second": b}[sums])
+
+
+_fake("fastff::leaf_outer", _fake_leaf_outer)
+_fake("fastff::walk_from", lambda x, *rest: _empty(x, rest, dtype=torch.int64))
+_fake(
+    "fastff::path_logits",
+    lambda x, leaf, order, weight, bias: _empty(x, (leaf, weight), depth_of(weight.shape[0] + 1), dtype=torch.float32),
+)
+_fake("fastff::path_inputs", lambda grad, leaf, order, weight: weight.new_empty(grad.shape[0], weight.shape[1]))
+_fake(
+    "fastff::path_outer",
+    lambda x, grad, leaf, order, end, weight: (torch.empty_like(weight), weight.new_empty(weight.shape[0])),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import tree as heap
 from ..activations import Activation
 from ..tensors import Tree, at_least_float32
-from . import reference
+from . import reference, triton_paths, triton_training
 from .segments import scatter_rows
 
 
@@ -41,6 +41,15 @@ def descend(
     A walk goes right where the logit is at least `threshold` (batch, depth), by default 0. Where `swap` (batch, depth)
     is True, the node's children are swapped.
     """
+    if triton_training.takes(activation, x, *tree):
+        return triton_paths.descend(x, tree, activation, node, threshold, swap)  # type: ignore[arg-type]  # it is a name
+    return descend_by_torch(x, tree, activation, node, threshold, swap)
+
+
+def descend_by_torch(
+    x: Tensor, tree: Tree, activation: Activation, node: Tensor, threshold: Tensor | None, swap: Tensor | None
+) -> Tensor:
+    """`descend` in torch operations."""
     count = len(tree.weight)
     for m in range(heap.depth_of(count + 1)):
         logit = node_logit(x, node.clamp(max=max(count - 1, 0)), tree, activation)
@@ -50,6 +59,14 @@ def descend(
         # A walk that starts further down waits for its level.
         node = torch.where(node < heap.level(m).stop, 2 * node + 1 + right, node)
     return node - count
+
+
+def logits_to(x: Tensor, leaf: Tensor, tree: Tree, activation: Activation, sparse: bool = False) -> Tensor:
+    """The logits of the nodes on the path to each leaf: (batch, depth), float32 at least."""
+    depth = heap.depth_of(len(tree.weight) + 1)
+    if depth and tree.out_weight is None and triton_training.takes(activation, x, *tree):
+        return triton_paths.logits_to(x, leaf, tree, sparse)
+    return logits(x, nodes(leaf, depth), tree, activation, sparse)
 
 
 def logits(x: Tensor, node: Tensor, tree: Tree, activation: Activation, sparse: bool = False) -> Tensor:
@@ -70,6 +87,15 @@ def node_logit(x: Tensor, node: Tensor, tree: Tree, activation: Activation) -> T
     return torch.linalg.vecdot(x.to(wide), weight.to(wide)) + bias.to(wide)
 
 
+def node_sums(values: Tensor, leaf: Tensor) -> Tensor:
+    """Numbers (batch, depth, c) along the path to each leaf, added up at each node: (nodes, c)."""
+    depth = values.shape[1]
+    if depth and triton_training.takes("identity", values):
+        return triton_paths.node_sums(values, leaf)
+    flat = values.flatten(0, 1)
+    return flat.new_zeros(heap.num_nodes(depth), values.shape[2]).index_add(0, nodes(leaf, depth).flatten(), flat)
+
+
 class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, node: Tensor, weight: Tensor, bias: Tensor, sparse: bool) -> Tensor:
@@ -80,16 +106,24 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        need_x, _, *need, _ = ctx.needs_input_grad
         x, node, weight, bias = ctx.saved_tensors
-        need_x, _, need_weight, need_bias, _ = ctx.needs_input_grad
-        wide, d_x, d_weight, d_bias = x.to(grad.dtype), None, None, None
-        if need_x:
-            d_x = torch.zeros_like(wide)
-            for m, column in enumerate(node.unbind(1)):
-                d_x = d_x.addcmul_(grad[:, m, None], weight.index_select(0, column).to(grad.dtype))
-            d_x = d_x.to(x.dtype)
-        if need_weight:
-            d_weight = scatter_rows(weight, node, lambda m: grad[:, m, None] * wide, grad.dtype, ctx.sparse)
-        if need_bias:
-            d_bias = scatter_rows(bias, node, lambda m: grad[:, m], grad.dtype, ctx.sparse)
+        d_x, d_weight, d_bias = gradients(x, node, weight, bias, grad, (need_x, *need), ctx.sparse)
         return d_x, None, d_weight, d_bias, None
+
+
+def gradients(
+    x: Tensor, node: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, needs: tuple[bool, ...], sparse: bool = False
+) -> list[Tensor | None]:
+    """The gradients of x, of the weights and of the biases, where needed, given the logits' gradient."""
+    wide, d_x, d_weight, d_bias = x.to(grad.dtype), None, None, None
+    if needs[0]:
+        d_x = torch.zeros_like(wide)
+        for m, column in enumerate(node.unbind(1)):
+            d_x = d_x.addcmul_(grad[:, m, None], weight.index_select(0, column).to(grad.dtype))
+        d_x = d_x.to(x.dtype)
+    if needs[1]:
+        d_weight = scatter_rows(weight, node, lambda m: grad[:, m, None] * wide, grad.dtype, sparse)
+    if needs[2]:
+        d_bias = scatter_rows(bias, node, lambda m: grad[:, m], grad.dtype, sparse)
+    return [d_x, d_weight, d_bias]

@@ -33,7 +33,7 @@ from .._torch import in_eager
 from ..activations import Activation
 from ..sampling import draw, thresholds
 from ..tensors import Leaves, Sampled, SampledOptions, Tree, at_least_float32
-from . import aten, paths, segments
+from . import aten, paths, segments, triton_training
 from .choice import choose, run
 from .request import Request, needs_grad
 
@@ -44,7 +44,7 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     swap = _swaps(x, depth, options.transposition)
     with torch.no_grad():
         leaf = _route(x, tree, activation, swap)
-    logits = paths.logits(x, paths.nodes(leaf, depth), tree, activation, options.sparse) * options.temperature
+    logits = paths.logits_to(x, leaf, tree, activation, options.sparse) * options.temperature
     at_owner = options.at_owner or _here
 
     def visit(rows: Tensor, leaf: Tensor, leaves: Leaves) -> Tensor:
@@ -106,7 +106,7 @@ def _walk(
         if own is not None and swap is not None:
             shared = torch.arange(depth, device=x.device) <= level.unsqueeze(1)  # the way that both have in common
             own = torch.where(shared, swap, own)
-    logits = paths.logits(x, paths.nodes(end, depth), tree, activation, options.sparse) * options.temperature
+    logits = paths.logits_to(x, end, tree, activation, options.sparse) * options.temperature
     return _Walk(level, weight, end, logits, own)
 
 
@@ -169,6 +169,7 @@ def _outputs(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dr
     """The outputs of these leaves, without a gradient."""
     request = Request.make("visit", x, None, leaves, activation, leaf=leaf)
     backend, _ = choose(request)
-    if dropout or backend is aten:  # which would run all leaves of a small layer
+    # aten would run all leaves of a small layer, and the kernels of the hard pass list (leaves, batch) samples.
+    if dropout or backend is aten or triton_training.takes(activation, x, *leaves):
         return segments.visit(x, leaf, leaves, activation, dropout)
     return run(backend, request)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from .._torch import in_eager
 from ..activations import Activation, apply
-from ..tensors import Leaves, at_least_float32
+from ..tensors import Leaves, at_least_float32, sparse_rows
+from . import triton_segments, triton_training
 from .reference import input_pairs
 
 
@@ -28,6 +29,8 @@ def visit(
     x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dropout: float = 0.0, sparse: bool = False
 ) -> Tensor:
     """The output of one leaf per sample, as `reference.visit`; with dropout on the hidden layer: (batch, out)."""
+    if triton_training.takes(activation, x, *leaves):
+        return triton_segments.visit(x, leaf, leaves, activation, dropout, sparse)
     leaf, order = leaf.sort(stable=True)
     rows = x.index_select(0, order)
     first = (_linear(rows, weight, bias, leaf, True, sparse) for weight, bias in input_pairs(leaves))
@@ -62,7 +65,7 @@ def outer_of_visited(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -
     used, counts = _counts(leaf)
     values = first.new_empty(len(used), first.shape[1], second.shape[1])
     _outer_into(first, second, range(len(used)), counts, values)
-    return _sparse(used, values, leaves)
+    return sparse_rows(used, values, leaves)
 
 
 def scatter_rows(
@@ -74,7 +77,7 @@ def scatter_rows(
     for m, column in enumerate(at.unbind(1)):
         total.index_add_(0, column, rows(m))
     total = total.to(like.dtype)
-    return total if used is None else _sparse(used, total, len(like))
+    return total if used is None else sparse_rows(used, total, len(like))
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, transposed: bool, sparse: bool) -> Tensor:
@@ -132,9 +135,3 @@ def _counts(leaf: Tensor) -> tuple[Tensor, list[int]]:
 def _outer_into(first: Tensor, second: Tensor, places: Any, counts: list[int], out: Tensor) -> None:
     for j, a, b in zip(places, first.split(counts), second.split(counts), strict=True):
         torch.mm(a.mT, b, out=out[j])
-
-
-def _sparse(used: Tensor, values: Tensor, leaves: int) -> Tensor:
-    """A tensor that is zero but for these entries of its first dimension; they are sorted, and each is there once."""
-    size = (leaves, *values.shape[1:])
-    return torch.sparse_coo_tensor(used.unsqueeze(0), values, size, is_coalesced=True, check_invariants=False)

@@ -17,16 +17,16 @@ from .triton_soft import soft
 __all__ = ["hard", "route", "soft", "visit"]
 INSTALLED = importlib.util.find_spec("triton") is not None
 HAS_GRADIENT = False  # the soft pass has one of its own
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not(request: Request) -> str:
     if not INSTALLED:
         return "triton is not installed"
-    reason = request.why_no_kernel("cuda", _DTYPES)
+    reason = request.why_no_kernel("cuda", DTYPES)
     if not reason and request.kind == "soft":
         reason = triton_soft.why_not(request)
-    return reason or (_failures.get(_size(request), "") if _failures else "")
+    return reason or (failure(size_of(request)) if _failures else "")
 
 
 def describe(request: Request) -> str:
@@ -37,15 +37,20 @@ def describe(request: Request) -> str:
 _failures: dict[tuple[Any, ...], str] = {}
 
 
-def _size(request: Request) -> tuple[Any, ...]:
+def size_of(request: Request) -> tuple[Any, ...]:
+    """What a failure is remembered by; the batch comes first."""
     x, leaves = request.x, request.leaves
     layer = None if leaves is None else (leaves.in_weight.shape, leaves.out_weight.shape, leaves.in_weight.dtype)
     return len(x), request.kind == "soft", x.shape[1:], x.dtype, x.device, layer, request.activation
 
 
-def remember_failure(request: Request, error: Exception) -> bool:
+def failure(size: tuple[Any, ...]) -> str:
+    """Why kernels of this size are refused; empty if they are not."""
+    return _failures.get(size, "")
+
+
+def remember_failure(size: tuple[Any, ...], error: Exception) -> bool:
     """Refuse this size from here on. Returns whether this is the first failure for a layer of this shape."""
-    size = _size(request)
     first = not any(known[1:] == size[1:] for known in _failures)
     _failures[size] = f"could not run its kernel at this size ({type(error).__name__}: {error})"
     return first

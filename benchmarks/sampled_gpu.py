@@ -1,0 +1,205 @@
+"""What `sampled_step.py --device cuda` measures: training steps on a GPU, each way eager and in a CUDA graph.
+
+dense              one layer of the training width, in the same dtype
+straight_through   an FFF that runs all leaves
+sampled-*          sampled decisions by Triton's kernels (fastff.backend("triton")), and by torch operations (`-torch`)
+top1-loop          a router, then torch.sort and one pair of products per expert, as scattermoe's loop does it
+top1-grouped       the same with torch's grouped_mm
+
+All have AdamW of torch, fused. A router of top1 is one matrix for all experts, so it is left out beyond 1024 of them.
+A way that cannot run here is skipped with its reason; one that asks the host has no graph.
+
+Add `-compiled` to a way (in --ways) for the same under torch.compile, which takes half a minute for each depth.
+
+Predictions for an H200 (4.3 TB/s, 790 TFLOP/s in bfloat16), bfloat16, batch 16384, 768 -> 768, leaves of 32, written
+before any run; milliseconds of forward, backward and optimizer, sampled as `mixture` with one alternative in a graph:
+
+    depth   dense: floor   expected   sampled: floor   expected   over dense   goal
+        5           0.20       0.35             0.08       0.50         1.4     0.8
+        8           1.6        2.2              0.13       0.60         0.27    0.25
+       10           6.3        8.4              0.31       0.95         0.11    0.08
+       15         200           -               7.4       10              -     twice depth 8
+
+Floors. Dense: 12 * batch * 768 * width FLOP. Sampled: twelve passes over (batch, 768) numbers, 0.3 GB: x and its
+gradient, the output and its gradient, for two leaves and two paths; and for each weight 20 bytes: read twice, its
+gradient written, and 14 in dense AdamW. Expected beyond that, in microseconds: four sorts 60; about 70 operations on
+(batch, depth) numbers 175, which a compiler fuses; route and the alternative's walk 20 at depth 5 and 60 at depth 8
+(node rows from the second cache, 5 TB/s); three parts of x's gradient added up 35; zeros of the gradients. So the goal
+at depth 5 needs the compiler, and depth 15 cannot reach its goal with a dense optimizer: LazyAdamW touches two fifths
+of the leaves, but asks the host and moves them one by one. Eager steps wait for about 250 launches: 2 ms to depth 10.
+Where a figure is far off, look at the sorts first, then `path_logits` (20 us at depth 8), then `leaf_outer` (15 us).
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import fastff
+
+WAYS = (
+    "dense", "straight_through", "sampled-mixture-1", "sampled-even-1", "sampled-mixture-1-torch", "top1-loop",
+    "top1-grouped",
+)  # fmt: skip
+MOST_EXPERTS = 1024
+
+
+class Top1(nn.Module):
+    """A mixture of experts in -> width -> in, of which one runs for each sample."""
+
+    def __init__(self, features: int, width: int, experts: int, grouped: bool) -> None:
+        super().__init__()
+        self.router = nn.Linear(features, experts)
+        self.first = nn.Parameter(torch.randn(experts, features, width) / features**0.5)
+        self.second = nn.Parameter(torch.randn(experts, width, features) / width**0.5)
+        self.grouped = grouped
+
+    def forward(self, x: Tensor) -> Tensor:
+        share, expert = self.router(x).softmax(-1).max(-1)
+        ordered, order = expert.sort()
+        rows = x[order]
+        if self.grouped:
+            grouped = getattr(nn.functional, "grouped_mm", None) or torch._grouped_mm
+            ends = torch.searchsorted(ordered, torch.arange(len(self.first), device=x.device), right=True).int()
+            y = grouped(torch.relu(grouped(rows, self.first, offs=ends)), self.second, offs=ends)
+        else:
+            counts = expert.bincount(minlength=len(self.first)).tolist()
+            parts = zip(rows.split(counts), self.first.unbind(), self.second.unbind(), strict=True)
+            y = torch.cat([torch.relu(part @ first) @ second for part, first, second in parts])
+        return torch.empty_like(y).index_copy(0, order, y) * share.unsqueeze(1)
+
+
+class Way:
+    """One model with its optimizer."""
+
+    def __init__(self, name: str, o: argparse.Namespace, depth: int, x: Tensor) -> None:
+        width, features, leaves = o.leaf_width, o.features, 2**depth
+        decision, *rest = name.removesuffix("-compiled").removesuffix("-torch").split("-")
+        self.by_torch, self.asks_host = "-torch" in name, "-torch" in name or name == "top1-loop"
+        if decision == "top1" and leaves > MOST_EXPERTS:
+            raise ValueError(f"a router of more than {MOST_EXPERTS} experts")
+        if decision in ("dense", "straight_through") and width << depth > o.most_dense:
+            raise ValueError(f"more than {o.most_dense} neurons")
+        model: nn.Module
+        if decision == "top1":
+            model = Top1(features, width, leaves, rest == ["grouped"])
+        elif decision == "dense":
+            model = fastff.baselines.FF(features, features, width=width << depth)
+        else:
+            options = {"estimator": rest[0], "alternatives": int(rest[1])} if rest else {}
+            model = fastff.FFF(features, features, depth=depth, leaf_width=width, decision=decision, **options)  # type: ignore[arg-type]
+            nn.init.zeros_(model.node_bias)  # about as many samples to the left as to the right
+        self.model = model.to(x.device, x.dtype).train()
+        if decision == "sampled":
+            self.check(x)
+        self.run = torch.compile(self.model) if name.endswith("-compiled") else self.model
+        on_gpu = {"capturable": True} if x.is_cuda else {}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, **on_gpu)
+
+    def check(self, x: Tensor) -> None:
+        """Raise unless the output is the hard pass's, and the leaves get the gradient that torch gives them."""
+        rounding = torch.finfo(x.dtype).eps
+        layer, found = self.model.freeze_tree_(), []  # type: ignore[operator]
+        with torch.no_grad():
+            exact = layer.eval()(x)
+        for by_torch in (self.by_torch, True):
+            with kernels(x, by_torch):
+                layer.train().zero_grad()
+                y = layer(x)
+                y.square().sum().backward()
+            found.append([y.detach(), *(p.grad for p in layer.leaf_parameters())])
+        for ours, theirs in zip(*found, strict=True):
+            assert (ours - theirs).norm() <= 8 * rounding * theirs.norm(), "gradients differ"
+        assert (found[0][0] - exact).norm() <= 8 * rounding * exact.norm(), "the output is not the hard pass's"
+        layer.unfreeze_tree_().zero_grad()
+
+    def step(self, x: Tensor, grad: Tensor) -> None:
+        self.optimizer.zero_grad()
+        x.grad = None
+        with kernels(x, self.by_torch):
+            self.run(x).backward(grad)
+        self.optimizer.step()
+
+
+def kernels(x: Tensor, by_torch: bool) -> fastff.backend:
+    """Choose what runs sampled steps. Without a GPU, tests say what does."""
+    return fastff.backend("triton" if x.is_cuda and not by_torch else "auto")
+
+
+def in_graph(run: Callable[[], None]) -> Callable[[], None]:
+    """The same work as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def timed(run: Callable[[], None], device: torch.device) -> float:
+    """Milliseconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def measure(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
+    """Rows of one depth. Ways that can run alternate; those that cannot are named."""
+    torch.manual_seed(0)
+    device, dtype = torch.device(o.device), getattr(torch, o.dtype)
+    x = torch.randn(o.batch, o.features, device=device, dtype=dtype, requires_grad=True)
+    grad = torch.randn_like(x) / o.batch
+    runs: dict[tuple[str, str], Callable[[], None]] = {}
+    peaks: dict[str, float] = {}
+    for name in o.ways.split(","):
+        try:
+            way = Way(name, o, depth, x)
+            for _ in range(2):
+                way.step(x, grad)
+            peaks[name] = peak(way, x, grad)
+            runs[name, "eager"] = lambda way=way: way.step(x, grad)  # type: ignore[misc]
+            if device.type == "cuda" and not way.asks_host:
+                runs[name, "graph"] = in_graph(runs[name, "eager"])
+        except (AttributeError, RuntimeError, ValueError) as error:
+            print(f"depth {depth}, {name}: skipped: {str(error).splitlines()[0][:100]}", flush=True)
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    for _ in range(o.repetitions):
+        for key, run in runs.items():
+            times[key].append(timed(run, device))
+    medians = {key: statistics.median(found) for key, found in times.items()}
+    rows: list[dict[str, object]] = []
+    for (name, mode), found in times.items():
+        dense = medians.get(("dense", mode))
+        row: dict[str, object] = {"way": name, "mode": mode, "depth": depth, "leaf_width": o.leaf_width}
+        row |= {"features": o.features, "batch": o.batch, "dtype": o.dtype, "repetitions": o.repetitions}
+        row |= {"least_ms": round(min(found), 3), "median_ms": round(medians[name, mode], 3)}
+        row |= {"over_dense": round(medians[name, mode] / dense, 4) if dense else "", "peak_mb": round(peaks[name], 1)}
+        rows.append(row)
+    for row in rows:
+        ratio = f"{row['over_dense']:.2f}x" if row["over_dense"] != "" else ""
+        print(
+            f"{depth:>5} {row['way']:<24} {row['mode']:<6} {row['median_ms']:>9} ms {ratio:>7} {row['peak_mb']:>9} MB"
+        )
+    return rows
+
+
+def peak(way: Way, x: Tensor, grad: Tensor) -> float:
+    """The most MB that a step holds at once beyond parameters and moments; 0 without a GPU."""
+    if not x.is_cuda:
+        return 0.0
+    way.optimizer.zero_grad()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    way.step(x, grad)
+    return (torch.cuda.max_memory_allocated() - before) / 1e6

@@ -1,0 +1,27 @@
+"""Which parts of a sampled pass run in Triton's kernels, and what happens where one fails.
+
+The pass itself is written once, in sampled.py. Its parts ask here: visited leaves with their gradient
+(triton_segments.py), and walks and logits with theirs (triton_paths.py). None of them asks the host, so a whole step
+can be captured in a CUDA graph.
+"""
+
+from torch import Tensor
+
+from .._torch import in_eager, is_plain
+from ..activations import Activation
+from . import triton
+from .choice import chosen
+
+# No GPU has run these kernels yet: the interpreter has, and they compile for an H200. Once they are tested and measured
+# there, make this ("triton", "auto"): the one line that gives them to everyone with a GPU.
+_CHOICES = ("triton",)
+
+
+def takes(activation: Activation, x: Tensor, *tensors: Tensor | None) -> bool:
+    """Whether the kernels run what is computed from x and these parameters."""
+    if chosen() not in _CHOICES or not triton.INSTALLED or not (x.is_cuda and isinstance(activation, str)):
+        return False
+    weights = [t for t in tensors if t is not None]
+    alike = all(t.dtype == x.dtype and t.device == x.device and t.is_contiguous() for t in weights)
+    # Under a compiler the kernels are operations; those choose again when they run, with their numbers.
+    return x.dtype in triton.DTYPES and alike and (is_plain(x, *weights) or not in_eager())

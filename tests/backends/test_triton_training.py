@@ -1,0 +1,256 @@
+"""Sampled training by Triton's kernels, as a whole: where they are used, and that a step is what torch computes."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+import fastff
+from fastff.backends import available, paths, triton, triton_paths, triton_segments, triton_training
+from helpers import make, relative_error
+from triton_helpers import DEVICE
+
+pytest.importorskip("triton")
+X = torch.randn(3, 5)
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Let the kernels take CPU tensors, which the interpreter can run."""
+    monkeypatch.setattr(triton_training, "takes", lambda *_: True)
+
+
+def test_kernels_run_only_where_they_were_chosen(monkeypatch):
+    """One line gives them to everyone: `auto` is then among the choices."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert not triton_training.takes("relu", X)
+    monkeypatch.setattr(triton_training, "_CHOICES", ("triton", "auto"))
+    assert triton_training.takes("relu", X, None, X)
+    assert not triton_training.takes(torch.relu, X)
+    assert not triton_training.takes("relu", X, X.double())
+    assert not triton_training.takes("relu", X, X.T)
+    assert not triton_training.takes("relu", X.double())
+    monkeypatch.setattr(triton, "INSTALLED", False)
+    assert not triton_training.takes("relu", X)
+
+
+@pytest.mark.skipif("triton" in available(), reason="needs a machine without a GPU")
+def test_a_cpu_has_the_torch_operations(monkeypatch):
+    monkeypatch.setattr(triton_training, "_CHOICES", ("triton", "auto"))
+    assert not triton_training.takes("relu", X)
+    with pytest.raises(ValueError, match="backend='triton' is not available here"):
+        fastff.backend("triton")
+
+
+def steps(layer, run, x):
+    """Outputs, paths, shares and gradients of two steps from one seed, with both losses on the tree."""
+    torch.manual_seed(1)
+    layer.running_shares, found = None, []
+    for _ in range(2):
+        layer.zero_grad()
+        x = x.detach().requires_grad_()
+        y = run(x)
+        (y.square().sum() + fastff.balance_loss(layer) + fastff.hardening_loss(layer)).backward()
+        found += [
+            y.detach(),
+            layer.last_path.detach(),
+            layer.running_shares,
+            x.grad,
+            *(p.grad for p in layer.parameters()),
+        ]
+    return found
+
+
+OPTIONS = [
+    {},
+    {"estimator": "even", "bias": False},
+    {"alternatives": 2, "activation": "swiglu", "transposition": 0.2, "dropout": 0.1},
+    {"node_width": 2},
+]
+
+
+def check_steps(layer, run, x, monkeypatch):
+    expected = steps(layer, layer, x)
+    monkeypatch.setattr(triton_training, "takes", lambda *_: True)
+    for ours, theirs in zip(steps(layer, run, x), expected, strict=True):
+        # float32 on both sides, sums of at most a few dozen terms of order one, in another order.
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_step_is_the_one_of_torch(options, monkeypatch):
+    """The same draws and decisions, and the same output and gradients."""
+    layer = make(depth=3, decision="sampled", dtype=torch.float32, **options).to(DEVICE)
+    check_steps(layer, layer, torch.randn(21, 5, device=DEVICE), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"alternatives": 2, "activation": "swiglu"}, {"transposition": 0.2, "dropout": 0.1}]
+)
+def test_compiled_equals_eager(options, monkeypatch):
+    """A compiler sees the kernels as operations."""
+    torch._dynamo.reset()
+    layer = make(depth=3, decision="sampled", dtype=torch.float32, **options).to(DEVICE)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    check_steps(layer, compiled, torch.randn(9, 5, device=DEVICE), monkeypatch)
+
+
+class Sizes(TorchDispatchMode):
+    """Remembers the largest tensor that an operation makes, besides those with a row for each node or leaf."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.counts, self.largest, self.shape = {layer.num_nodes, layer.num_leaves}, 0, ()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for t in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(t, torch.Tensor) and t.numel() > self.largest and not {*t.shape[:1]} & self.counts:
+                self.largest, self.shape = t.numel(), tuple(t.shape)
+        return found
+
+
+def unseen(launch):
+    """A launch without the modes that watch operations: the interpreter copies what a kernel reads."""
+
+    def run(*args, **options):
+        with _disable_current_modes():
+            launch(*args, **options)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [3, 10])
+def test_no_tensor_grows_with_the_number_of_leaves(everywhere, depth, monkeypatch):
+    """The parts of sums over spans, too: their room depends on the batch and on the width alone."""
+    for module in (triton_segments, triton_paths):
+        monkeypatch.setattr(module, "launch_kernel", unseen(module.launch_kernel))
+    layer = fastff.FFF(9, 7, depth=depth, leaf_width=2, decision="sampled").to(DEVICE)
+    with Sizes(layer) as sizes:
+        (layer(torch.randn(40, 9, device=DEVICE)).square().sum() + fastff.balance_loss(layer)).backward()
+    # Two numbers for each level of two paths; or the room of a span, two slots of 16 levels by 9 inputs and a bias.
+    assert sizes.largest <= max(40 * 4 * depth, 2 * 16 * 10), sizes.shape
+
+
+gpu = pytest.mark.gpu
+
+
+def in_float64(layer):
+    wide = fastff.FFF(
+        layer.in_features, layer.out_features, depth=layer.depth, leaf_width=layer.leaf_width, decision="sampled"
+    ).to("cuda", torch.float64)
+    wide.load_state_dict({name: t.double() for name, t in layer.state_dict().items()})
+    return wide.train()
+
+
+def on_gpu(depth=6, dtype=torch.bfloat16, features=96, **options):
+    layer = fastff.FFF(features, features, depth=depth, leaf_width=8, decision="sampled", **options).to("cuda", dtype)
+    x = torch.randn(1000, features, device="cuda", dtype=dtype)
+    torch.nn.init.zeros_(layer.node_bias)  # about as many samples to the left as to the right
+    return layer.train(), x
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("depth", "features"), [(1, 37), (6, 96), (15, 40)])
+def test_gradients_on_a_gpu_against_float64(dtype, depth, features):
+    """The leaves' are at most twice as far off as torch's. The tests of the parts run there, too, and have the rest."""
+    layer, x = on_gpu(depth, dtype, features)
+    exact = in_float64(layer)
+    z = paths.logits(x.double(), paths.nodes(exact.route(x.double()), depth), exact.tree, "relu")
+    x = x[z.abs().amin(1) > 1e-4]  # no decision within rounding of a boundary
+    grad = torch.randn_like(x)
+    found = []
+    for backend, module, rows in (("triton", layer, x), ("aten", layer, x), ("aten", exact, x.double())):
+        module.freeze_tree_().zero_grad()
+        with fastff.backend(backend):
+            y = module(rows)
+            y.backward(grad.to(rows.dtype))
+        found.append([y.detach(), *(p.grad for p in module.leaf_parameters())])
+    for ours, plain, right in zip(*found, strict=True):
+        assert relative_error(ours, right) <= 2 * relative_error(plain, right) + torch.finfo(dtype).eps
+
+
+@gpu
+def test_a_step_on_a_gpu_waits_for_nothing_and_repeats_its_bits():
+    layer, x = on_gpu()
+    with fastff.backend("triton"):
+        found = []
+        for _ in range(3):
+            torch.manual_seed(1)
+            layer.zero_grad()
+            torch.cuda.set_sync_debug_mode("error" if found else "default")  # kernels are compiled by now
+            try:
+                (layer(x).square().sum() + fastff.balance_loss(layer)).backward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            found.append([p.grad for p in layer.parameters()])
+    for once, again in zip(*found[1:], strict=True):
+        assert torch.equal(once, again)
+
+
+@gpu
+@pytest.mark.parametrize("depth", [4, 15])
+def test_a_step_in_a_cuda_graph_trains(depth):
+    """Forward, losses, backward and fused AdamW: a graph's runs draw anew, and move the running shares."""
+    layer, x = on_gpu(depth)
+    target, static = torch.randn_like(x) / 10, torch.empty_like(x)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3, fused=True, capturable=True)
+    losses = []
+
+    def step():
+        optimizer.zero_grad()
+        loss = (layer(static) - target).square().mean() + 0.01 * fastff.balance_loss(layer)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    static.copy_(x)
+    with fastff.backend("triton"):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        optimizer.zero_grad()
+        with torch.cuda.graph(graph):
+            loss = step()
+        shares = layer.running_shares.clone()
+        for _ in range(50):
+            graph.replay()
+            losses.append(loss.clone())
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(p.isfinite().all() for p in layer.parameters())
+    assert not torch.equal(layer.running_shares, shares)
+    assert 0.3 < layer.running_shares[0].sum() < 1  # 1 - 0.99**54 = 0.42
+
+
+@gpu
+@pytest.mark.parametrize("skew", [False, True])
+def test_inductor_on_a_gpu(skew):
+    torch._dynamo.reset()
+    layer, x = on_gpu(dtype=torch.float32)
+    if skew:
+        with torch.no_grad():
+            layer.node_weight.zero_()
+            layer.node_bias.fill_(1)
+    layer.freeze_tree_()
+    with fastff.backend("triton"):
+        found = []
+        for run in (layer, torch.compile(layer, fullgraph=True)):
+            layer.zero_grad()
+            run(x).square().sum().backward()
+            found.append([p.grad for p in layer.leaf_parameters()])
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-4)
+
+
+@gpu
+def test_auto_keeps_the_torch_operations_on_a_gpu(monkeypatch):
+    layer, x = on_gpu()
+    monkeypatch.setattr(triton_paths, "_path_logits", None)  # would raise
+    layer(x).sum().backward()
