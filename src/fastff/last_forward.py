@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_backward, in_eager, in_transform
 
-LAST = ("last_logits", "last_mixture", "last_path", "last_leaf", "last_weight")  # the attributes
+# The attributes: of the soft pass, of the sampled pass, and of the soft pass that sheds leaves.
+LAST = ("last_logits", "last_mixture", "last_path", "last_leaf", "last_weight")
+LAST += ("last_visits", "last_reach", "last_node")
 
 
 def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:

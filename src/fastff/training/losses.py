@@ -10,7 +10,8 @@ With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's 
 H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
 
 A layer with `decision="sampled"` knows the nodes on a few paths of each sample. They stand for all nodes then: the
-visited path's for "mean" and "sum", all by their weights for "path" and for the balance.
+visited path's for "mean" and "sum", all by their weights for "path" and for the balance. A layer with `epsilon` > 0
+knows the nodes that each sample visits: the others do not count.
 """
 
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from ..last_forward import recall
 from ..layer import FFF, fff_layers
 from ..shares import reach, unevenness
 from ..tree import level_sizes, log_flow, log_reach, one_hot
+from ..visits import is_shed, leaf_mass, visits
+from ..visits import log_flow as log_flow_of_visits
 
 Reduction = Literal["mean", "sum", "path"]
 REDUCTIONS = ("mean", "sum", "path")
@@ -44,6 +47,9 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
     check_choice("reduction", reduction, REDUCTIONS)
     losses = []
     for _, layer, logits in last_logits(model):
+        if is_shed(layer):
+            losses.append(_entropy_of_visits(layer, logits, reduction))
+            continue
         if is_sampled(layer):
             entropy = _entropy_of_paths(layer, logits, reduction)  # (batch, depth)
         else:
@@ -73,15 +79,42 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
             losses.append(logits.sum())
         elif is_sampled(layer):
             losses.append(_balance_of_paths(layer, logits, kind))
+        elif is_shed(layer):
+            losses.append(_balance_of_visits(layer, logits, kind))
         elif kind == "leaf":
             share = one_hot(walk(logits), layer.num_leaves, logits.dtype).mean(0)
             losses.append(layer.num_leaves * (share * mixture(logits).mean(0)).sum())
         else:
             # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
-            sides = torch.logsumexp(log_flow(logits), 0)  # (nodes, 2)
-            uneven = torch.logsumexp(sides, -1) - sides.mean(-1)  # -(log a + log(1 - a)) / 2
-            losses.append(_mean_by_level(uneven, layer.depth))
+            losses.append(_mean_by_level(_uneven(torch.logsumexp(log_flow(logits), 0)), layer.depth))
     return torch.stack(losses).sum()
+
+
+def _uneven(sides: Tensor) -> Tensor:
+    """-(log a + log(1 - a)) / 2, given the logarithms of what goes left and right: (nodes, 2) to (nodes,)."""
+    return torch.logsumexp(sides, -1) - sides.mean(-1)
+
+
+def _balance_of_visits(layer: FFF, logits: Tensor, kind: str) -> Tensor:
+    assert layer.last_leaf is not None
+    seen, batch = visits(layer, logits), len(layer.last_leaf)
+    if kind == "leaf":
+        share = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves) / batch
+        return layer.num_leaves * (share * leaf_mass(*seen, batch, layer.depth) / batch).sum()
+    sides = log_flow_of_visits(*seen, layer.num_nodes)
+    visited = sides[:, 0] > -torch.inf  # a node without visits has the least value, and no gradient
+    sides = torch.where(visited.unsqueeze(-1), sides, 0)
+    return _mean_by_level(_uneven(sides), layer.depth)
+
+
+def _entropy_of_visits(layer: FFF, logits: Tensor, reduction: str) -> Tensor:
+    assert layer.last_leaf is not None
+    logits, reach, _ = visits(layer, logits)
+    count, entropy = reach > 0, bernoulli_entropy(logits)
+    if reduction == "path":
+        return (reach * entropy).sum() / max(len(layer.last_leaf), 1)
+    total = torch.where(count, entropy, 0).sum()
+    return total if reduction == "sum" else total / count.sum().clamp(min=1)
 
 
 def _balance_of_paths(layer: FFF, logits: Tensor, kind: str) -> Tensor:
@@ -111,12 +144,17 @@ def _mean_by_level(values: Tensor, depth: int) -> Tensor:
 def entropies(model: nn.Module) -> dict[str, Tensor]:
     """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name.
 
-    With `decision="sampled"`, the mean over the samples that reached the node, and 0 if none did.
+    With `decision="sampled"` or `epsilon` > 0, the mean over the samples that visited the node, and 0 if none did.
     """
     return {name: _node_entropy(layer, logits) for name, layer, logits in last_logits(model)}
 
 
 def _node_entropy(layer: FFF, logits: Tensor) -> Tensor:
+    if is_shed(layer):
+        logits, reach, node = visits(layer, logits)
+        entropy, counts = bernoulli_entropy(logits), (reach > 0).to(logits.dtype)
+        total, count = (t.new_zeros(layer.num_nodes).index_add_(0, node, t) for t in (entropy * counts, counts))
+        return total / count.clamp(min=1)
     if not is_sampled(layer) or layer.last_leaf is None:
         return bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
     entropy, node = bernoulli_entropy(logits[:, 0]), paths.nodes(layer.last_leaf[:, 0], layer.depth).flatten()
@@ -134,11 +172,11 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
     """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward.
 
-    With `decision="sampled"`, the logits on the paths: (batch, paths, depth).
+    With `decision="sampled"`, the logits on the paths: (batch, paths, depth). With `epsilon` > 0, of the visits: (rows,).
     """
     for name, layer in fff_layers(model).items():
         trained = layer.depth > 0 and any(parameter.requires_grad for parameter in layer.tree_parameters())
-        stored = "last_path" if is_sampled(layer) else "last_logits"
+        stored = "last_path" if is_sampled(layer) else "last_visits" if is_shed(layer) else "last_logits"
         yield name, layer, recall(layer, stored, f"the FFF layer {name!r}", trained)
 
 
