@@ -71,8 +71,9 @@ def shed(
     request = soft_request(x, tree, leaves, activation, options)
     # What remains depends on the numbers. A tracer cannot follow that, and gets the pass that runs all leaves.
     plain = choose(request)[0] is reference or not in_eager() or is_watched()
+    run_shed = reference.shed if plain else shed_pass
     with no_autocast(request.x):
-        found = (reference.shed if plain else shed_pass)(*request.arguments, epsilon)
+        found = run_shed(*request.arguments, epsilon=epsilon)
     return found._replace(output=restore(found.output, x))
 
 

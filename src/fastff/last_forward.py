@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_backward, in_eager, in_transform
 
-# The attributes: of the soft pass, of the sampled pass, and of the soft pass that sheds leaves.
-LAST = ("last_logits", "last_mixture", "last_path", "last_leaf", "last_weight")
-LAST += ("last_visits", "last_reach", "last_node")
+_SOFT, _SAMPLED = ("last_logits", "last_mixture"), ("last_path", "last_leaf", "last_weight")
+_SHED = ("last_visits", "last_reach", "last_node")
+LAST = (*_SOFT, *_SAMPLED, *_SHED)  # the attributes
 
 
 def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:

@@ -120,7 +120,7 @@ class _Local(torch.optim.Optimizer):
                 )
             if layer.epsilon:
                 raise ValueError(
-                    f"{type(self).__name__} counts samples by the soft mixture of all leaves; the FFF layer {name!r} has "
+                    f"{type(self).__name__} counts samples by the mixture of all leaves; the FFF layer {name!r} has "
                     f"epsilon={layer.epsilon}, which sheds some. Set it to 0, or use torch.optim."
                 )
             mixture = layer.last_mixture

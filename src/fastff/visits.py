@@ -26,8 +26,8 @@ def check_epsilon(epsilon: float, decision: str) -> float:
     epsilon = check_probability("epsilon", epsilon)
     if epsilon and decision == "sampled":
         raise ValueError(
-            f'epsilon sheds leaves, and decision="sampled" runs few leaves anyway; got epsilon={epsilon}. Set epsilon=0, '
-            'or decision to "soft" or "straight_through".'
+            f'epsilon sheds leaves, and decision="sampled" runs few leaves anyway; got epsilon={epsilon}. '
+            'Set epsilon=0, or decision to "soft" or "straight_through".'
         )
     return epsilon
 

@@ -35,9 +35,7 @@ def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options:
     return Soft(y, logits, weights)
 
 
-def shed(
-    x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions, epsilon: float
-) -> Shed:
+def shed(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions, epsilon: float) -> Shed:
     """The soft pass without the leaves whose weight is below `epsilon` times the even share, 2**-depth.
 
     The other weights are scaled to sum to 1. A branch weight is at most 1, so no leaf below a node with less than that

@@ -172,7 +172,8 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
     """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward.
 
-    With `decision="sampled"`, the logits on the paths: (batch, paths, depth). With `epsilon` > 0, of the visits: (rows,).
+    With `decision="sampled"`, the logits on the paths: (batch, paths, depth); with `epsilon` > 0, of the visits:
+    (rows,).
     """
     for name, layer in fff_layers(model).items():
         trained = layer.depth > 0 and any(parameter.requires_grad for parameter in layer.tree_parameters())
