@@ -71,9 +71,9 @@ def shed(
     request = soft_request(x, tree, leaves, activation, options)
     # What remains depends on the numbers. A tracer cannot follow that, and gets the pass that runs all leaves.
     plain = choose(request)[0] is reference or not in_eager() or is_watched()
-    run_shed = reference.shed if plain else shed_pass
+    arguments: tuple[Any, ...] = (*request.arguments, epsilon)
     with no_autocast(request.x):
-        found = run_shed(*request.arguments, epsilon=epsilon)
+        found = reference.shed(*arguments) if plain else shed_pass(*arguments)
     return found._replace(output=restore(found.output, x))
 
 
