@@ -192,11 +192,11 @@ class FFF(nn.Module):
         leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
         options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
         options |= {"transposition": self.transposition, "dropout": self.dropout}
+        if self.epsilon:
+            return shed(self, x, leaves, options)
         if self.decision == "sampled":
             return self._sampled(x, leaves, options)
         options["straight_through"] = self.decision == "straight_through"
-        if self.epsilon:
-            return shed(self, x, leaves, options)
         output, logits, mixture = functional.soft(x, self.tree, leaves, **options)
         remember(self, logits, last_logits=logits, last_mixture=mixture.detach())
         return output

@@ -35,7 +35,8 @@ def check_epsilon(epsilon: float, decision: str) -> float:
 def shed(layer: "FFF", x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
     """A layer's training pass with epsilon > 0. Leaves behind what the losses read."""
     epsilon = check_epsilon(layer.epsilon, layer.decision)
-    found = functional.shed(x, layer.tree, leaves, epsilon=epsilon, **options)
+    straight_through = layer.decision == "straight_through"
+    found = functional.shed(x, layer.tree, leaves, epsilon=epsilon, straight_through=straight_through, **options)
     kept = {"last_visits": found.logits, "last_reach": found.reach, "last_node": found.node}
     remember(layer, found.output, last_leaf=found.leaf.unsqueeze(1), **kept)
     return found.output

@@ -54,6 +54,18 @@ def is_dense(pairs: int, batch: int, leaves: Leaves) -> bool:
 _ROW = 80
 
 
+@torch.no_grad()
+def describe(
+    x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions, epsilon: float
+) -> str:
+    """What the pass does with this batch, whose leaves it counts."""
+    pairs, batch, count = len(soft_walk(x, tree, activation, options, epsilon).leaf), len(x), len(leaves.in_weight)
+    how = "few enough to run leaf by leaf"
+    if is_dense(pairs, batch, leaves):
+        how = "so many that all leaves run, in two matrix products"
+    return f"epsilon={epsilon} keeps {pairs / max(batch, 1):.1f} of {count} leaves a sample, {how}"
+
+
 class SoftWalk(NamedTuple):
     """The pairs that remain, ordered by sample, and the visits to nodes on the way."""
 

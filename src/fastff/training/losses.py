@@ -75,12 +75,12 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
     check_choice("kind", kind, ("node", "leaf"))
     losses = []
     for _, layer, logits in last_logits(model):
-        if not logits.shape[0]:
+        if is_shed(layer):
+            losses.append(_balance_of_visits(layer, logits, kind))
+        elif not logits.shape[0]:
             losses.append(logits.sum())
         elif is_sampled(layer):
             losses.append(_balance_of_paths(layer, logits, kind))
-        elif is_shed(layer):
-            losses.append(_balance_of_visits(layer, logits, kind))
         elif kind == "leaf":
             share = one_hot(walk(logits), layer.num_leaves, logits.dtype).mean(0)
             losses.append(layer.num_leaves * (share * mixture(logits).mean(0)).sum())
@@ -98,8 +98,10 @@ def _uneven(sides: Tensor) -> Tensor:
 def _balance_of_visits(layer: FFF, logits: Tensor, kind: str) -> Tensor:
     assert layer.last_leaf is not None
     seen, batch = visits(layer, logits), len(layer.last_leaf)
+    if not batch:
+        return logits.sum()
     if kind == "leaf":
-        share = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves) / batch
+        share = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves).to(logits.dtype) / batch
         return layer.num_leaves * (share * leaf_mass(*seen, batch, layer.depth) / batch).sum()
     sides = log_flow_of_visits(*seen, layer.num_nodes)
     visited = sides[:, 0] > -torch.inf  # a node without visits has the least value, and no gradient
