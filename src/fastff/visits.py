@@ -2,10 +2,10 @@
 
 A sample visits the nodes that it reaches with enough probability (`functional.shed`). Of the others the logits are not
 known, so they do not count. What is known of every node that is visited: the logits z, and the probabilities `reach`
-with which its samples come. Rows with a reach of 0 are no visits.
+with which its samples come. Rows with a reach of 0 are no visits. A `layer` is an FFF.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,6 @@ from . import tree as heap
 from .checks import check_probability
 from .last_forward import remember
 from .tensors import Leaves
-
-if TYPE_CHECKING:
-    from .layer import FFF
 
 
 def check_epsilon(epsilon: float, decision: str) -> float:
@@ -32,7 +29,7 @@ def check_epsilon(epsilon: float, decision: str) -> float:
     return epsilon
 
 
-def shed(layer: "FFF", x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
+def shed(layer: Any, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
     """A layer's training pass with epsilon > 0. Leaves behind what the losses read."""
     epsilon = check_epsilon(layer.epsilon, layer.decision)
     straight_through = layer.decision == "straight_through"
@@ -42,15 +39,13 @@ def shed(layer: "FFF", x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Te
     return found.output
 
 
-def is_shed(layer: "FFF") -> bool:
+def is_shed(layer: Any) -> bool:
     """Whether the layer's training forwards leave visits."""
-    return layer.epsilon > 0 and layer.decision != "sampled"
+    return bool(layer.epsilon) and layer.decision != "sampled"
 
 
-def visits(layer: "FFF", logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def visits(layer: Any, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, reach and node of the last forward's visits; `logits` is layer.last_visits."""
-    assert layer.last_reach is not None
-    assert layer.last_node is not None
     return logits, layer.last_reach, layer.last_node
 
 

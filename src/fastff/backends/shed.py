@@ -83,9 +83,8 @@ def soft_walk(x: Tensor, tree: Tree, activation: Activation, options: SoftOption
     sample = torch.arange(x.shape[0], device=x.device)
     place, likeliest = torch.zeros_like(sample), torch.ones_like(sample, dtype=torch.bool)  # place: within the level
     reach = x.new_ones(x.shape[0], dtype=at_least_float32(x.dtype))
-    none = reach[:0], reach[:0], sample[:0], sample[:0]
-    visits = [none]
     levels = _Levels(x, tree, activation)
+    visits = [] if depth else [(levels.none, reach[:0], sample[:0], sample[:0])]
     for m in range(depth):
         logits = levels.logits(m, sample, place) * options.temperature
         visits.append((logits, reach, sample, heap.num_nodes(m) + place))
@@ -110,7 +109,8 @@ class _Levels:
         sizes = [heap.num_nodes(self.top), *heap.level_sizes(depth)[self.top :]]
         parts = [[None] * len(sizes) if t is None else t.split(sizes) for t in tree]
         first, *self.below = (Tree._make(part) for part in zip(*parts, strict=True))
-        self.upper = reference.node_logits(x, first, activation).split(heap.level_sizes(self.top), 1)
+        upper = reference.node_logits(x, first, activation)  # (batch, nodes)
+        self.upper, self.none = upper.split(heap.level_sizes(self.top), 1), upper.flatten()[:0]
 
     def logits(self, m: int, sample: Tensor, place: Tensor) -> Tensor:
         """The logit of a node in level m for each row: (rows,), float32 at least."""
