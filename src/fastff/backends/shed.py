@@ -1,11 +1,11 @@
 """The soft pass that sheds leaves, as `reference.shed`, by a walk from the root that never enters what it sheds.
 
-Level by level, each sample has a few nodes that it reaches with at least epsilon * 2**-depth. Both children of each get
-their share of that, and those with less are left out, with all that is below them. What remains at the bottom are pairs
-(sample, leaf), a row each: sorted by leaf, they are products of segments, as in the sampled pass. Where most pairs
-remain, running all leaves is cheaper, and then the pass does that.
+Level by level, each sample has a few nodes that it reaches with at least epsilon * 2**-depth. A child that gets less is
+left out, with all that is below it. At the bottom, pairs (sample, leaf) remain, a row each: sorted by leaf, they are
+products of segments, as in the sampled pass. Where most pairs remain, running all leaves is cheaper, and then the pass
+does that.
 
-No tensor has the size (batch, leaves) or (batch, nodes) where few pairs remain: the cost is that of the paths.
+Where few pairs remain, no tensor has the size (batch, leaves) or (batch, nodes): the paths alone cost something.
 """
 
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from ..tensors import Leaves, Shed, SoftOptions, Tree, at_least_float32
 from . import aten, paths, reference, segments
 from .reference import input_pairs
 
-# Up to so many nodes in a level, all their logits in one product are cheaper than a gather of a row of weights for
-# each visit, for every sample that visits the level once.
+# For a level of up to this many nodes per visit of a sample, all logits in one product are cheaper than a gather of one
+# row of weights for each visit (as in aten.py).
 _NODES_PER_VISIT = 64
 _TOP = 7  # levels of no more nodes than that
 
@@ -44,7 +44,7 @@ def shed(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options:
 
 
 def is_dense(pairs: int, batch: int, leaves: Leaves) -> bool:
-    """Whether so many pairs remain that running all leaves is cheaper."""
+    """Whether enough pairs remain that running all leaves is cheaper."""
     count, width = leaves.in_weight.shape[:2]
     return pairs * (1 + _ROW / width) >= batch * count
 
@@ -62,7 +62,7 @@ def describe(
     pairs, batch, count = len(soft_walk(x, tree, activation, options, epsilon).leaf), len(x), len(leaves.in_weight)
     how = "few enough to run leaf by leaf"
     if is_dense(pairs, batch, leaves):
-        how = "so many that all leaves run, in two matrix products"
+        how = "too many to run one by one: all leaves run, in two matrix products"
     return f"epsilon={epsilon} keeps {pairs / max(batch, 1):.1f} of {count} leaves a sample, {how}"
 
 
