@@ -69,8 +69,8 @@ def shed(
     epsilon = check_probability("epsilon", epsilon)
     options = SoftOptions(temperature, transposition, straight_through, dropout)
     request = soft_request(x, tree, leaves, activation, options)
-    # What remains depends on the numbers. A tracer cannot follow that, and gets the pass that runs all leaves.
-    plain = choose(request)[0] is reference or not in_eager() or is_watched()
+    # What remains depends on the numbers. Where these are not known, as in a tracer, all leaves run.
+    plain = choose(request)[0] is reference or not in_eager() or is_watched() or request.x.is_meta
     arguments: tuple[Any, ...] = (*request.arguments, epsilon)
     with no_autocast(request.x):
         found = reference.shed(*arguments) if plain else shed_pass(*arguments)

@@ -333,6 +333,37 @@ def test_autocast_and_sharing():
     assert relative_error(y, plain.double()(x.double())) < 0.1 + 0.02  # the mass left out, and bfloat16
 
 
+def test_a_gradient_scaler_skips_the_step_with_an_overflow():
+    layer, x = problem(epsilon=0.1, dtype=torch.float32)
+    optimizer, scaler = torch.optim.SGD(layer.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    before = layer.leaf_in_weight.detach().clone()
+    for bad in (True, False):
+        rows = x.detach().clone()
+        rows[3] *= float("nan") if bad else 1
+        optimizer.zero_grad()
+        scaler.scale(layer(rows).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(layer.leaf_in_weight, before) is bad
+    assert scaler.get_scale() == 2.0**15
+
+
+@pytest.mark.parametrize("frozen", ["node", "leaf"])
+def test_frozen_parts_get_no_gradient_and_the_others_the_same(frozen):
+    layer, x = problem(epsilon=0.1)
+    wanted = gradients(layer, x, lambda: layer(x).square().sum())
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    found = gradients(layer, x, lambda: layer(x).square().sum())
+    for (name, _), got, right in zip([("x", x), *layer.named_parameters()], found, wanted, strict=True):
+        torch.testing.assert_close(got, torch.zeros_like(got) if name.startswith(frozen) else right, **TOLERANCE)
+
+
+def test_tensors_without_numbers_run_all_leaves():
+    layer = fastff.FFF(5, 4, depth=3, leaf_width=2, epsilon=0.1, device="meta")
+    assert layer(torch.zeros(6, 5, device="meta")).shape == (6, 4)
+
+
 def test_lazy_optimizers_take_its_dense_gradients():
     layer, x = problem(epsilon=0.1, dtype=torch.float32)
     optimizer = fastff.optim.LazyAdamW(layer, lr=1e-2)
