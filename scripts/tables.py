@@ -26,11 +26,13 @@ import tables_regions
 import tables_sampled
 import tables_scaling
 import tables_search
+import tables_shedding
 import tables_speed
 from rows import ROOT
 
 TABLES = tables_speed.TABLES | tables_learning.TABLES | tables_search.TABLES | tables_models.TABLES
 TABLES |= tables_regions.TABLES | tables_families.TABLES | tables_sampled.TABLES | tables_scaling.TABLES
+TABLES |= tables_shedding.TABLES
 PLACE = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n.*?^<!-- end -->$", re.M | re.S)
 MARK = re.compile(r"^<!-- (table:.*|end) -->$", re.M)
 

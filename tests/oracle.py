@@ -98,6 +98,20 @@ class Tree:
         pairs = zip(self.forward_t(x, 2 * i + 1), self.forward_t(x, 2 * i + 2), strict=True)
         return [left * a + right * b for a, b in pairs]
 
+    def kept(self, x, least, i=0, probability=1.0):
+        """{leaf: soft weight}, for the leaves below i with at least this weight."""
+        if i >= self.nodes:
+            return {i - self.nodes: probability} if probability >= least else {}
+        left, right = self.choice(x, i)
+        below = self.kept(x, least, 2 * i + 1, probability * left)
+        return below | self.kept(x, least, 2 * i + 2, probability * right)
+
+    def forward_shed(self, x, epsilon):
+        """The mean output of the leaves that weigh at least epsilon / leaves, by their weights."""
+        kept = self.kept(x, epsilon / self.leaves)
+        outputs = {j: self.leaf(x, j) for j in kept}
+        return [sum(c * outputs[j][k] for j, c in kept.items()) / sum(kept.values()) for k in range(self.out)]
+
     def forward_i(self, x, i=0):
         if i >= self.nodes:
             return self.leaf(x, i - self.nodes)
@@ -141,6 +155,11 @@ def mixture(x, state, activation, temperature=1.0):
 def forward_t(x, state, activation, temperature=1.0):
     tree = Tree(state, activation, temperature)
     return to_tensor([tree.forward_t(s) for s in x.tolist()], len(x), tree.out)
+
+
+def forward_shed(x, state, activation, epsilon, temperature=1.0):
+    tree = Tree(state, activation, temperature)
+    return to_tensor([tree.forward_shed(s, epsilon) for s in x.tolist()], len(x), tree.out)
 
 
 def forward_i(x, state, activation):

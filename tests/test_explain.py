@@ -36,6 +36,21 @@ def test_training():
     )
 
 
+def test_shedding():
+    """The leaves that this batch keeps are counted."""
+    layer, x = make(depth=5, epsilon=0.1, leaf_width=64, scale=100.0), torch.randn(40, 5, dtype=torch.float64)
+    words = fastff.explain(layer, x).how.split()
+    assert words[:2] == ["epsilon=0.1", "keeps"]
+    assert 1 <= float(words[2]) < 16
+    assert " ".join(words[3:]) == "of 32 leaves a sample, few enough to run leaf by leaf"
+    layer.temperature = 1e-6
+    words = fastff.explain(layer, x).how.split(", ", 1)[1]
+    assert words == "too many to run one by one: all leaves run, in two matrix products"
+    with fastff.backend("reference"):
+        assert fastff.explain(layer, x).how == "step by step, as the specification says"
+    assert "keeps 0.0 of 32" in fastff.explain(layer, x[:0]).how
+
+
 @needs_native
 def test_why_native_is_not_chosen():
     x = torch.randn(3, 5)

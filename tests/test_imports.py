@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"fastff": ROOT / "src" / "fastff", "fastff_reproduce": ROOT / "reproduce" / "src" / "fastff_reproduce"}
 CORE = ("layer", "functional", "tensors", "tree", "validate", "activations", "sharing", "last_forward", "backends")
-CORE += ("sampling", "shares")  # of the sampled pass
+CORE += ("sampling", "shares", "visits")  # of the sampled pass, and of the soft pass that sheds leaves
 
 
 def modules(package):

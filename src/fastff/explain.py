@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from . import functional
-from .backends import BACKENDS, choose
+from .backends import BACKENDS, choose, reference, shed
 from .layer import FFF
 from .tensors import SoftOptions
 
@@ -32,13 +32,17 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
             f"explain expects an FFF layer; got {type(layer).__name__}. Pass a single FFF layer of the model."
         )
     if layer.training:
-        options = SoftOptions(dropout=layer.dropout)
+        options = SoftOptions(layer.temperature_tensor, dropout=layer.dropout)
         request = functional.soft_request(x, layer.tree, layer.leaves, layer.activation, options)
     else:
         request = functional.hard_request(x, layer.tree, layer.leaves, layer.activation)
     backend, reason = choose(request)
     name = next(name for name, one in BACKENDS.items() if one is backend)
     how = ("int8 leaves; " if request.is_int8 else "") + backend.describe(request)
+    if layer.training and layer.epsilon and backend is not reference:
+        arguments = (*request.arguments, layer.epsilon)
+        with functional.no_autocast(request.x):
+            how = shed.describe(*arguments)
     if request.kind == "hard" and request.needs_grad and not backend.HAS_GRADIENT:
         how += "; backward runs the visited leaves again, in torch (use torch.no_grad() to avoid this)"
     others = {other: BACKENDS[other].why_not(request) for other in ("native", "triton") if other != name}

@@ -4,6 +4,7 @@ soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on th
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
 
 `sampled` trains at the cost of the hard pass: its output, with an estimate of the soft pass's gradient for the tree.
+`shed` is the soft pass without the leaves that hardly count.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,22 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._torch import is_plain
+from ._torch import in_eager, is_plain, is_watched
 from .activations import Activation
 from .activations import check as check_activation
-from .backends import Request, choose, ops, run, torch_backend
+from .backends import Request, choose, ops, reference, run, torch_backend
 from .backends.known import known_request, remember
 from .backends.request import needs_grad
 from .backends.sampled import sampled as sampled_pass
+from .backends.shed import shed as shed_pass
 from .backends.visited import run_with_gradient
 from .checks import check_choice, check_number, check_probability
 from .sampling import ESTIMATORS, check_alternatives
-from .tensors import Leaves, Parts, Sampled, SampledOptions, Soft, SoftOptions, Tree, alias, cast
+from .tensors import Leaves, Parts, Sampled, SampledOptions, Shed, Soft, SoftOptions, Tree, alias, cast
 from .tree import depth_of
 from .validate import check_fit, check_input, check_layer, check_leaf, check_tree
 
-__all__ = ["Leaves", "Sampled", "Soft", "Tree"]
-__all__ += ["hard", "mixture", "node_logits", "route", "sampled", "soft", "visit", "walk"]
+__all__ = ["Leaves", "Sampled", "Shed", "Soft", "Tree"]
+__all__ += ["hard", "mixture", "node_logits", "route", "sampled", "shed", "soft", "visit", "walk"]
 
 
 def soft(
@@ -46,6 +48,33 @@ def soft(
     request = soft_request(x, tree, leaves, activation, options)
     output, logits, weights = run(choose(request)[0], request)
     return Soft(restore(output, x), logits, weights)
+
+
+def shed(
+    x: Tensor,
+    tree: Tree,
+    leaves: Leaves,
+    *,
+    epsilon: float,
+    activation: Activation = "relu",
+    temperature: Tensor | float = 1.0,
+    transposition: float = 0.0,
+    straight_through: bool = False,
+    dropout: float = 0.0,
+) -> Shed:
+    """The soft pass of x (..., in) without the leaves whose weight is below `epsilon` * 2**-depth for a sample.
+
+    The weights of the others are scaled to sum to 1. The weight that is left out is below `epsilon` for every sample.
+    """
+    epsilon = check_probability("epsilon", epsilon)
+    options = SoftOptions(temperature, transposition, straight_through, dropout)
+    request = soft_request(x, tree, leaves, activation, options)
+    # What remains depends on the numbers. Where these are not known, as in a tracer, all leaves run.
+    plain = choose(request)[0] is reference or not in_eager() or is_watched() or request.x.is_meta
+    arguments: tuple[Any, ...] = (*request.arguments, epsilon)
+    with no_autocast(request.x):
+        found = reference.shed(*arguments) if plain else shed_pass(*arguments)
+    return found._replace(output=restore(found.output, x))
 
 
 def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions) -> Request:

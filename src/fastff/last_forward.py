@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_backward, in_eager, in_transform
 
-LAST = ("last_logits", "last_mixture", "last_path", "last_leaf", "last_weight")  # the attributes
+_SOFT, _SAMPLED = ("last_logits", "last_mixture"), ("last_path", "last_leaf", "last_weight")
+_SHED = ("last_visits", "last_reach", "last_node")
+LAST = (*_SOFT, *_SAMPLED, *_SHED)  # the attributes
 
 
 def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:

@@ -24,7 +24,8 @@ from .last_forward import LAST, remember
 from .sampling import ESTIMATORS, Estimator, check_alternatives
 from .shares import update
 from .sharing import share
-from .tensors import Leaves, Tree, at_least_float32
+from .tensors import LEAF_PARAMETERS, Leaves, Tree, at_least_float32
+from .visits import check_epsilon, shed
 
 Decision = Literal["soft", "straight_through", "sampled"]
 DECISIONS: tuple[str, ...] = get_args(Decision)
@@ -49,6 +50,9 @@ class FFF(nn.Module):
         decision: "soft" mixes the leaves in training. "straight_through" uses the leaf that evaluation would use, and
             gives the tree the gradient of the soft mixture. "sampled" estimates that gradient from a few leaves per
             sample, so that neither time nor memory of a step grows with the number of leaves.
+        epsilon: in training, a sample does not run the leaves whose weight is below `epsilon` times the even share,
+            2**-depth. The weight that is left out is below `epsilon`; the others are scaled up to 1. Steps get cheaper
+            as the tree hardens. Not with "sampled".
         alternatives: with "sampled", the other leaves that each sample tries, from 1 to depth.
         estimator: with "sampled", how these are drawn: "mixture", whose expectation is the straight-through gradient,
             or "even", "stratified" or "boundary" (`fastff.sampling`).
@@ -79,11 +83,15 @@ class FFF(nn.Module):
     fitted_leaves: bool = False
     # With decision="sampled": whether the parameters get sparse gradients. fastff.optim.LazyAdamW and LazySGD set it.
     sparse_gradients: bool = False
+    epsilon: float = 0.0
     alternatives: int = 1
     estimator: Estimator = "mixture"
     last_path: Tensor | None = None  # of the last sampled pass: the logits of `Sampled`, their leaves and weights
     last_leaf: Tensor | None = None
     last_weight: Tensor | None = None
+    last_visits: Tensor | None = None  # of the last pass with epsilon > 0: the logits of `Shed`, their reach and nodes
+    last_reach: Tensor | None = None
+    last_node: Tensor | None = None
     running_shares: Tensor | None = None  # (nodes, 2): see shares.py
     ranks: Any = None  # fastff.parallel.synchronize_ sets them: see ranks.py
 
@@ -101,6 +109,7 @@ class FFF(nn.Module):
         transposition: float = 0.0,
         sharing: float = 0.0,
         decision: Decision = "soft",
+        epsilon: float = 0.0,
         alternatives: int = 1,
         estimator: Estimator = "mixture",
         device: torch.device | str | None = None,
@@ -118,6 +127,7 @@ class FFF(nn.Module):
         activations.check(activation)
         check_choice("decision", decision, DECISIONS)
         check_choice("estimator", estimator, ESTIMATORS)
+        self.epsilon = check_epsilon(epsilon, decision)
         self.alternatives = check_alternatives(alternatives, depth)
         self.estimator = estimator
         if bias not in (True, False):
@@ -184,6 +194,8 @@ class FFF(nn.Module):
         leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
         options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
         options |= {"transposition": self.transposition, "dropout": self.dropout}
+        if self.epsilon:
+            return shed(self, x, leaves, options)
         if self.decision == "sampled":
             return self._sampled(x, leaves, options)
         options["straight_through"] = self.decision == "straight_through"
@@ -290,17 +302,7 @@ class FFF(nn.Module):
     @property
     def leaves(self) -> Leaves:
         """The parameters of the leaves, as the functions of `fastff.functional` take them."""
-        return Leaves(
-            self.leaf_in_weight,
-            self.leaf_in_bias,
-            self.leaf_out_weight,
-            self.leaf_out_bias,
-            self.leaf_gate_weight,
-            self.leaf_gate_bias,
-            self.leaf_in_scale,
-            self.leaf_out_scale,
-            self.leaf_gate_scale,
-        )
+        return Leaves(*[getattr(self, name) for name in LEAF_PARAMETERS])
 
     def _no_plans(self) -> PlanCache:
         """No plan yet; never one for a subclass that computes its tree or leaves."""
@@ -346,7 +348,7 @@ class FFF(nn.Module):
 
     def extra_repr(self) -> str:
         defaults: dict[str, Any] = {"node_width": 1, "bias": True, "dropout": 0.0, "transposition": 0.0}
-        defaults |= {"sharing": 0.0, "decision": "soft", "alternatives": 1, "estimator": "mixture"}
+        defaults |= {"sharing": 0.0, "decision": "soft", "epsilon": 0.0, "alternatives": 1, "estimator": "mixture"}
         names = ["in_features", "out_features", "depth", "leaf_width"]
         names += [name for name, default in defaults.items() if getattr(self, name) != default]
         names += [] if isinstance(self.activation, nn.Module) else ["activation"]

@@ -118,6 +118,11 @@ class _Local(torch.optim.Optimizer):
                     f"{type(self).__name__} counts samples by the soft mixture; the FFF layer {name!r} has "
                     'decision="sampled", which has none. Use fastff.optim.LazyAdamW or LazySGD.'
                 )
+            if layer.epsilon:
+                raise ValueError(
+                    f"{type(self).__name__} counts samples by the mixture of all leaves; the FFF layer {name!r} has "
+                    f"epsilon={layer.epsilon}, which sheds some. Set it to 0, or use torch.optim."
+                )
             mixture = layer.last_mixture
             if mixture is not None and mixture is not self._handled.get(name) and not has_escaped(mixture):
                 # A compiled forward runs no hook. It left its mixture on the layer: only the last forward counts.

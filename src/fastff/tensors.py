@@ -65,6 +65,20 @@ class Soft(NamedTuple):
     mixture: Tensor  # (batch, leaves): the weights that were used
 
 
+class Shed(NamedTuple):
+    """What a soft pass that sheds leaves computes: the output, and the visits to nodes for the losses on the tree.
+
+    A row with a reach of 0 is no visit and does not count: the specification has a row for every sample and node.
+    """
+
+    output: Tensor  # (..., out)
+    logits: Tensor  # (rows,): of the node, scaled by the temperature, before transposition
+    reach: Tensor  # (rows,): the probability with which the sample reaches the node
+    sample: Tensor  # (rows,): int64
+    node: Tensor  # (rows,): int64
+    leaf: Tensor  # (batch,): the leaf with the likelier side at every node, which is never shed
+
+
 class SampledOptions(NamedTuple):
     """How a sampled pass decides. The first three are as in SoftOptions."""
 

@@ -12,10 +12,11 @@ Each backend is a module with the same functions of tensors, x being (batch, in)
 `reference` is the specification. `aten` is torch operations arranged for speed, and runs anywhere. `native` is C++ on a
 CPU, for the hard pass. `triton` is a GPU's. HAS_GRADIENT says whether autograd sees through a backend's hard pass.
 `native` has no soft pass. `reference` and `aten` also have node_logits, mixture, walk, leaf_hidden and mix:
-`torch_backend` gives one of the two.
+`torch_backend` gives one of the two. The soft pass with epsilon > 0 is `shed`, in torch operations; `reference` has its
+specification.
 """
 
-from . import aten, native, ops, reference, triton
+from . import aten, native, ops, reference, shed, triton
 from .choice import BACKENDS, available, backend, check_name, choose, chosen, run, torch_backend
 from .request import Request
 
@@ -32,6 +33,7 @@ __all__ = [
     "ops",
     "reference",
     "run",
+    "shed",
     "torch_backend",
     "triton",
 ]

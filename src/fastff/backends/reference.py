@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import tree as heap
 from ..activations import Activation, apply, function
-from ..tensors import Leaves, Soft, SoftOptions, Tree, at_least_float32, dequantize
+from ..tensors import Leaves, Shed, Soft, SoftOptions, Tree, at_least_float32, dequantize
 from ..tree import one_hot
 from .request import Request
 
@@ -33,6 +33,30 @@ def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options:
     hidden = leaf_hidden(x, leaves, activation)  # (batch, leaves, l)
     y = mix(F.dropout(hidden, options.dropout) if options.dropout else hidden, weights, leaves)
     return Soft(y, logits, weights)
+
+
+def shed(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions, epsilon: float) -> Shed:
+    """The soft pass without the leaves whose weight is below `epsilon` times the even share, 2**-depth.
+
+    The other weights are scaled to sum to 1. A branch weight is at most 1, so no leaf below a node with less than that
+    is kept, and the likeliest leaf always is.
+    """
+    logits = node_logits(x, tree, activation) * options.temperature  # (batch, nodes)
+    swapped = transpose(logits, options.transposition)
+    branch, count = branches(swapped), logits.shape[-1] + 1
+    reach = [logits.new_ones(logits.shape[0], 1)]  # of level m: (batch, 2**m), 0 where it is shed
+    for m in range(heap.depth_of(count)):
+        child = (reach[m].unsqueeze(-1) * branch[:, heap.level(m)]).flatten(-2)
+        reach.append(torch.where(child < epsilon / count, 0, child))  # a NaN is kept
+    weights = reach[-1] / reach[-1].sum(-1, keepdim=True)
+    leaf = walk(swapped)
+    if options.straight_through:
+        weights = one_hot(leaf, count, weights.dtype) + (weights - weights.detach())
+    hidden = leaf_hidden(x, leaves, activation)
+    y = mix(F.dropout(hidden, options.dropout) if options.dropout else hidden, weights, leaves)
+    sample, node = (torch.arange(n, device=x.device) for n in logits.shape)
+    place = sample.repeat_interleave(logits.shape[1]), node.repeat(logits.shape[0])
+    return Shed(y, logits.flatten(), torch.cat([logits[:, :0], *reach[:-1]], 1).flatten(), *place, leaf)
 
 
 def node_logits(x: Tensor, tree: Tree, activation: Activation) -> Tensor:

@@ -33,10 +33,10 @@ def visit(
         return triton_segments.visit(x, leaf, leaves, activation, dropout, sparse)
     leaf, order = leaf.sort(stable=True)
     rows = x.index_select(0, order)
-    first = (_linear(rows, weight, bias, leaf, True, sparse) for weight, bias in input_pairs(leaves))
+    first = (linear(rows, weight, bias, leaf, True, sparse) for weight, bias in input_pairs(leaves))
     hidden = apply(activation, *first)  # (batch, l)
     hidden = F.dropout(hidden, dropout) if dropout else hidden
-    y = _linear(hidden, leaves.out_weight, leaves.out_bias, leaf, False, sparse)
+    y = linear(hidden, leaves.out_weight, leaves.out_bias, leaf, False, sparse)
     return y.index_select(0, order.argsort())
 
 
@@ -80,7 +80,8 @@ def scatter_rows(
     return total if used is None else sparse_rows(used, total, len(like))
 
 
-def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, transposed: bool, sparse: bool) -> Tensor:
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, transposed: bool, sparse: bool) -> Tensor:
+    """product + bias[leaf], with a gradient."""
     return _Linear.apply(rows, weight, bias, leaf, transposed, sparse)  # type: ignore[no-untyped-call]
 
 

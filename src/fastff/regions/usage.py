@@ -11,6 +11,7 @@ from ..functional import mixture, walk
 from ..layer import FFF, fff_layers
 from ..training.losses import is_sampled, last_logits
 from ..tree import one_hot, sum_below
+from ..visits import is_shed, leaf_mass, visits
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +50,7 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
 
     With `data` (a batch or an iterable of batches, as in initialize_tree_) the model runs on it in evaluation mode.
     Without data, the last training forward is read. With `decision="sampled"` that knows no soft mass: the mass is then
-    the number of visits.
+    the number of visits. With `epsilon` > 0 it is the mass of the visited nodes and of their children.
     """
     if data is None:
         with torch.no_grad():
@@ -69,6 +70,12 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
 
 
 def _last_usage(layer: FFF, logits: Tensor) -> Usage:
+    if is_shed(layer) and layer.last_leaf is not None:
+        logits, reach, node = visits(layer, logits)
+        batch, count = len(layer.last_leaf), layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves)
+        node_mass = reach.new_zeros(layer.num_nodes, dtype=torch.float64).index_add_(0, node, reach.double())
+        mass = leaf_mass(logits.double(), reach.double(), node, batch, layer.depth)
+        return Usage(batch, mass, count, node_mass, sum_below(count))
     if not is_sampled(layer) or layer.last_leaf is None:
         return _usage(logits)
     count = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves)

@@ -34,7 +34,8 @@ class Budget:
     def add_forward(self, model: nn.Module) -> None:
         """Count the last training forward, and its backward."""
         layers = fff_layers(model).values()
-        seen = [layer.last_path if layer.decision == "sampled" else layer.last_logits for layer in layers]
+        names = ("last_leaf" if layer.decision == "sampled" or layer.epsilon else "last_logits" for layer in layers)
+        seen = [getattr(layer, name) for layer, name in zip(layers, names, strict=True)]
         inputs = [0 if logits is None else len(logits) for logits in seen]
         self.pending += (1 + _BACKWARD) * (max(inputs) + self._fixed)
 

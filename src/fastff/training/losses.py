@@ -10,7 +10,8 @@ With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's 
 H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
 
 A layer with `decision="sampled"` knows the nodes on a few paths of each sample. They stand for all nodes then: the
-visited path's for "mean" and "sum", all by their weights for "path" and for the balance.
+visited path's for "mean" and "sum", all by their weights for "path" and for the balance. A layer with `epsilon` > 0
+knows the nodes that each sample visits: the others do not count.
 """
 
 import math
@@ -29,6 +30,8 @@ from ..layer import FFF, fff_layers
 from ..ranks import Ranks, ranks_of
 from ..shares import reach, unevenness
 from ..tree import level_sizes, log_flow, log_reach, one_hot
+from ..visits import is_shed, leaf_mass, visits
+from ..visits import log_flow as log_flow_of_visits
 
 Reduction = Literal["mean", "sum", "path"]
 REDUCTIONS = ("mean", "sum", "path")
@@ -46,6 +49,9 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
     check_choice("reduction", reduction, REDUCTIONS)
     losses = []
     for _, layer, logits in last_logits(model):
+        if is_shed(layer):
+            losses.append(_entropy_of_visits(layer, logits, reduction))
+            continue
         if is_sampled(layer):
             entropy = _entropy_of_paths(layer, logits, reduction)  # (batch, depth)
         else:
@@ -76,14 +82,19 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
         raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
     ranks = ranks_of(model)
     if ranks is None:
-        shares = [_shares(layer, logits, kind) if len(logits) else logits for layer, logits in found]
+        shares = [_shares(layer, logits, kind) for layer, logits in found]
     else:
         shares = _shares_of_all(ranks, found, kind)
     losses = [
-        _unevenness(layer, logits, own, kind) if len(logits) or ranks else logits.sum()
+        _unevenness(layer, logits, own, kind) if _batch(layer, logits) or ranks else logits.sum()
         for (layer, logits), own in zip(found, shares, strict=True)
     ]
     return torch.stack(losses).sum()
+
+
+def _batch(layer: FFF, logits: Tensor) -> int:
+    """The samples of the last forward."""
+    return len(layer.last_leaf if is_shed(layer) and layer.last_leaf is not None else logits)
 
 
 def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
@@ -91,11 +102,19 @@ def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
     if is_sampled(layer):
         assert layer.running_shares is not None
         return layer.running_shares  # (nodes, 2), without a gradient
+    batch = max(_batch(layer, logits), 1)
+    if is_shed(layer):
+        assert layer.last_leaf is not None
+        seen = visits(layer, logits)
+        if kind == "leaf":
+            visited = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves)
+            return torch.stack([visited.to(logits.dtype), leaf_mass(*seen, len(layer.last_leaf), layer.depth)]) / batch
+        return log_flow_of_visits(*seen, layer.num_nodes) - math.log(batch)  # -inf: no sample visits the node
     if kind == "leaf":
-        visits = one_hot(walk(logits), layer.num_leaves, logits.dtype)
-        return torch.stack([visits.sum(0), mixture(logits).sum(0)]) / max(len(logits), 1)  # (2, leaves)
+        visited = one_hot(walk(logits), layer.num_leaves, logits.dtype).sum(0)
+        return torch.stack([visited, mixture(logits).sum(0)]) / batch  # (2, leaves)
     # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
-    return torch.logsumexp(log_flow(logits), 0) - math.log(max(len(logits), 1))  # (nodes, 2)
+    return torch.logsumexp(log_flow(logits), 0) - math.log(batch)  # (nodes, 2)
 
 
 def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> list[Tensor]:
@@ -111,9 +130,10 @@ def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> 
         mean = next(logs) if log else next(means)
         if is_sampled(layer):
             layer.running_shares = mean  # now alike on all ranks, and still the running mean of all samples
-        elif len(logits):
+        elif _batch(layer, logits):
             own_part = s - s.detach()
-            mean = mean + ((s.detach() - mean).exp() * own_part if log else own_part)
+            own_part = (s.detach() - mean).exp() * own_part if log else own_part
+            mean = mean + own_part.masked_fill(s.detach() == -torch.inf, 0)
         shares.append(mean)
     return shares
 
@@ -126,7 +146,18 @@ def _unevenness(layer: FFF, logits: Tensor, shares: Tensor, kind: str) -> Tensor
         return _mean_by_level(unevenness(shares, logits, layer.last_leaf, layer.last_weight), layer.depth)
     if kind == "leaf":
         return layer.num_leaves * (shares[0] * shares[1]).sum()
+    shares = shares.masked_fill(shares[:, :1] == -torch.inf, 0)  # without visits: the least value, and no gradient
     return _mean_by_level(torch.logsumexp(shares, -1) - shares.mean(-1), layer.depth)  # -(log a + log(1 - a)) / 2
+
+
+def _entropy_of_visits(layer: FFF, logits: Tensor, reduction: str) -> Tensor:
+    assert layer.last_leaf is not None
+    logits, reach, _ = visits(layer, logits)
+    count, entropy = reach > 0, bernoulli_entropy(logits)
+    if reduction == "path":
+        return (reach * entropy).sum() / max(len(layer.last_leaf), 1)
+    total = torch.where(count, entropy, 0).sum()
+    return total if reduction == "sum" else total / count.sum().clamp(min=1)
 
 
 def _entropy_of_paths(layer: FFF, logits: Tensor, reduction: str) -> Tensor:
@@ -147,12 +178,17 @@ def _mean_by_level(values: Tensor, depth: int) -> Tensor:
 def entropies(model: nn.Module) -> dict[str, Tensor]:
     """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name.
 
-    With `decision="sampled"`, the mean over the samples that reached the node, and 0 if none did.
+    With `decision="sampled"` or `epsilon` > 0, the mean over the samples that visited the node, and 0 if none did.
     """
     return {name: _node_entropy(layer, logits) for name, layer, logits in last_logits(model)}
 
 
 def _node_entropy(layer: FFF, logits: Tensor) -> Tensor:
+    if is_shed(layer):
+        logits, reach, node = visits(layer, logits)
+        entropy, counts = bernoulli_entropy(logits), (reach > 0).to(logits.dtype)
+        total, count = (t.new_zeros(layer.num_nodes).index_add_(0, node, t) for t in (entropy * counts, counts))
+        return total / count.clamp(min=1)
     if not is_sampled(layer) or layer.last_leaf is None:
         return bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
     entropy, node = bernoulli_entropy(logits[:, 0]), paths.nodes(layer.last_leaf[:, 0], layer.depth).flatten()
@@ -170,11 +206,12 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
     """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward.
 
-    With `decision="sampled"`, the logits on the paths: (batch, paths, depth).
+    With `decision="sampled"`, the logits on the paths: (batch, paths, depth); with `epsilon` > 0, of the visits:
+    (rows,).
     """
     for name, layer in fff_layers(model).items():
         trained = layer.depth > 0 and any(parameter.requires_grad for parameter in layer.tree_parameters())
-        stored = "last_path" if is_sampled(layer) else "last_logits"
+        stored = "last_path" if is_sampled(layer) else "last_visits" if is_shed(layer) else "last_logits"
         yield name, layer, recall(layer, stored, f"the FFF layer {name!r}", trained)
 
 

@@ -29,6 +29,7 @@ from ..interrupts import all_or_nothing, uninterrupted
 from ..layer import DECISIONS, FFF, Decision, fff_layers, mark_fitted, trainable_layers
 from ..ranks import ranks_of
 from ..sampling import check_alternatives
+from ..visits import check_epsilon
 from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
 from .losses import REDUCTIONS, Reduction, balance_loss, hardening_loss
@@ -61,6 +62,8 @@ class Recipe:
     Rarely changed:
         decision: "straight_through" trains the leaf that inference will use; "soft" trains the mixture of all leaves;
             "sampled" trains the leaf that inference will use, and the tree by a few others, whatever the depth.
+        epsilon: leaves that weigh less than `epsilon` times the even share, 2**-depth, for a sample are not run for it,
+            as in `FFF`; not with "sampled".
         alternatives: with "sampled", the other leaves that each sample tries, at most one per level.
         temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
             with "soft".
@@ -85,6 +88,7 @@ class Recipe:
         transposition: float = 0.0,
         reset_trees: bool | None = None,
         decision: Decision = "straight_through",
+        epsilon: float = 0.0,
         alternatives: int = 1,
         temperature: tuple[float, float] = (1.0, 1.0),
         final_temperature: float = 1000.0,
@@ -115,7 +119,7 @@ class Recipe:
         check_alternatives(alternatives, max(layer.depth for layer in layers.values()))
         settings: dict[str, Any] = {"decision": decision, "sharing": check_share("sharing", sharing)}
         settings["transposition"] = check_probability("transposition", transposition)
-        settings["alternatives"] = int(alternatives)
+        settings["alternatives"], settings["epsilon"] = int(alternatives), check_epsilon(epsilon, decision)
         if not (reset_trees is None or isinstance(reset_trees, bool)):
             raise TypeError(f"reset_trees must be True, False or None; got {reset_trees!r}.")
         if isinstance(data, Iterator):
