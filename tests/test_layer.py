@@ -543,3 +543,17 @@ def test_import_costs_torch_and_no_more():
 def test_public_names_exist():
     assert set(fastff.__all__) <= set(dir(fastff))
     assert len(set(fastff.__all__)) == len(fastff.__all__)
+
+
+@pytest.mark.parametrize("decision", ["soft", "straight_through", "sampled"])
+def test_an_output_may_be_changed_in_place(decision):
+    """As by nn.ReLU(inplace=True) behind the layer: the sampled pass gave a view, on which torch raised."""
+    layer, x = make(decision=decision), torch.randn(9, 5, dtype=torch.float64)
+    torch.manual_seed(1)
+    torch.relu(layer(x)).sum().backward()
+    expected = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    torch.manual_seed(1)
+    torch.relu_(layer(x)).sum().backward()
+    for parameter, wanted in zip(layer.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted)

@@ -5,7 +5,9 @@ import math
 import pytest
 import scaling_check
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+import fastff
 from fastff.bench.scaling import H200, Machine, Step, imbalance, seconds, zipf
 from helpers import one_rank
 
@@ -20,8 +22,6 @@ def test_bytes_are_those_that_the_code_exchanges(tmp_path):
 
 
 def test_memory_is_that_of_the_parameters():
-    import fastff
-
     layer, step = fastff.FFF(6, 5, depth=3, leaf_width=4), Step(3, **SIZE, batch=1)
     assert step.resident == 4 * sum(p.nbytes for p in layer.parameters())
     assert step.leaf_bytes * 8 == sum(p.nbytes for p in layer.leaf_parameters())
@@ -41,12 +41,8 @@ def test_visited_is_the_mean_over_draws():
     assert step.visited_nodes == pytest.approx(nodes, rel=1 / 50)
 
 
-def test_flops_are_those_that_torch_counts(tmp_path):
+def test_flops_are_those_that_torch_counts():
     """Of the leaves' products, in one step with one rank."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    import fastff
-
     layer = fastff.FFF(6, 5, depth=3, leaf_width=4, decision="sampled")
     x = torch.randn(20, 6, requires_grad=True)
     with fastff.backend("aten"), FlopCounterMode(display=False) as counter:
@@ -66,7 +62,7 @@ def test_imbalance():
     assert imbalance(shares, 100, 4) == 4
     assert zipf(64, 1.0).sum() == pytest.approx(1)
     expected = 1 + 2 / math.sqrt(math.pi) / 2 * math.sqrt(2 / 1000)  # the larger of two binomials
-    assert imbalance(zipf(2, 0.0), 1000, 2, draws=4000) == pytest.approx(expected, rel=5e-3)
+    assert imbalance(zipf(2, 0.0), 1000, 2, draws=500) == pytest.approx(expected, rel=5e-3)
 
 
 def test_seconds():

@@ -271,3 +271,28 @@ def test_a_state_of_another_length_is_told():
     state = recipe.state_dict() | {"count": 50}
     with pytest.warns(UserWarning, match="made for steps=7; the state comes from one with steps=100"):
         fastff.Recipe(make(dtype=torch.float32), x, steps=7).load_state_dict(state)
+
+
+def test_the_state_holds_the_running_shares_of_sampled_layers():
+    """A training that goes on after a restart has the same balance loss as one that never stopped."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 5, dtype=torch.float64)
+    model, again = make(), make()
+    recipe = fastff.Recipe(model, x, steps=9, decision="sampled", noise=0.0)
+    for _ in range(3):
+        (model(x).sum() + recipe.loss()).backward()
+        recipe.step()
+    state = recipe.state_dict()
+    other = fastff.Recipe(again, x, steps=9, decision="sampled", noise=0.0)
+    again.load_state_dict(model.state_dict())
+    other.load_state_dict(state)
+    losses = []
+    for one, layer in ((recipe, model), (other, again)):
+        torch.manual_seed(1)
+        layer(x)
+        losses.append(one.loss())
+    assert torch.equal(*losses)
+    before = other.state_dict()["running_shares"][""].clone()
+    with pytest.raises(ValueError, match=r"running shares of \['x'\]; the model has \[''\]"):
+        other.load_state_dict(state | {"count": 8, "running_shares": {"x": before}})
+    assert other.count == 3

@@ -68,6 +68,8 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
         with torch.no_grad():
             difference = at_owner(x, walk.leaf, leaves, outputs) - y
         y = _Credit.apply(y, score, difference, walk.leaf)  # type: ignore[no-untyped-call]
+    # _Credit gives a view, which torch lets nobody change in place: a ReLU(inplace=True) may follow.
+    y = y.clone() if walks else y
     rest = torch.stack([walk.weight for walk in soft], 1) if soft else logits.new_zeros(len(x), 0)
     weights = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
     return Sampled(y, walked, torch.stack([leaf, *(walk.leaf for walk in soft)], 1), weights)

@@ -253,12 +253,17 @@ class Recipe:
                 f"Noise and temperature continue at step {count} of {self.steps}.",
                 stacklevel=2,
             )
+        layers, found = fff_layers(self.model), state.get("running_shares", {})
+        if unknown := [name for name in found if name not in layers]:
+            raise ValueError(
+                f"the recipe's state has running shares of {unknown[:4]}; the model has {list(layers)[:4]}. "
+                "Load the state of a recipe for this model."
+            )
         with uninterrupted():
             self._budget.load_state_dict(state, count)
             self.count = count
-            for name, shares in state.get("running_shares", {}).items():
-                layer = fff_layers(self.model)[name]
-                layer.running_shares = shares.to(layer.node_weight.device, copy=True)
+            for name, shares in found.items():
+                layers[name].running_shares = shares.to(layers[name].node_weight.device, copy=True)
             self._set()
 
     def __repr__(self) -> str:
