@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import tree as heap
 from ..activations import Activation
 from ..tensors import Tree, at_least_float32
-from . import reference, triton_paths, triton_training
+from . import reference, triton_training
 from .segments import scatter_rows
 
 
@@ -42,6 +42,8 @@ def descend(
     is True, the node's children are swapped.
     """
     if triton_training.takes(activation, x, *tree):
+        from . import triton_paths  # which imports this file
+
         return triton_paths.descend(x, tree, activation, node, threshold, swap)  # type: ignore[arg-type]  # it is a name
     return descend_by_torch(x, tree, activation, node, threshold, swap)
 
@@ -65,6 +67,8 @@ def logits_to(x: Tensor, leaf: Tensor, tree: Tree, activation: Activation, spars
     """The logits of the nodes on the path to each leaf: (batch, depth), float32 at least."""
     depth = heap.depth_of(len(tree.weight) + 1)
     if depth and tree.out_weight is None and triton_training.takes(activation, x, *tree):
+        from . import triton_paths
+
         return triton_paths.logits_to(x, leaf, tree, sparse)
     return logits(x, nodes(leaf, depth), tree, activation, sparse)
 
@@ -91,6 +95,8 @@ def node_sums(values: Tensor, leaf: Tensor) -> Tensor:
     """Numbers (batch, depth, c) along the path to each leaf, added up at each node: (nodes, c)."""
     depth = values.shape[1]
     if depth and triton_training.takes("identity", values):
+        from . import triton_paths
+
         return triton_paths.node_sums(values, leaf)
     flat = values.flatten(0, 1)
     return flat.new_zeros(heap.num_nodes(depth), values.shape[2]).index_add(0, nodes(leaf, depth).flatten(), flat)

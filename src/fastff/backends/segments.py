@@ -21,7 +21,7 @@ from torch import Tensor
 from .._torch import in_eager
 from ..activations import Activation, apply
 from ..tensors import Leaves, at_least_float32, sparse_rows
-from . import triton_segments, triton_training
+from . import triton_training
 from .reference import input_pairs
 
 
@@ -30,6 +30,8 @@ def visit(
 ) -> Tensor:
     """The output of one leaf per sample, as `reference.visit`; with dropout on the hidden layer: (batch, out)."""
     if triton_training.takes(activation, x, *leaves):
+        from . import triton_segments  # which imports this file
+
         return triton_segments.visit(x, leaf, leaves, activation, dropout, sparse)
     leaf, order = leaf.sort(stable=True)
     rows = x.index_select(0, order)

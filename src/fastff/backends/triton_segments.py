@@ -107,7 +107,7 @@ class _Linear(torch.autograd.Function):
 def product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, order: Tensor | None, transposed: bool
 ) -> Tensor:
-    """Each row times its leaf's matrix, plus its bias: see `leaf_product`. No order: all is in that of the leaves."""
+    """Each row times its leaf's matrix, plus its bias: see `leaf_product`. No order: all follows the leaves."""
 
     def by_torch() -> Tensor:
         given = rows if order is None or not transposed else rows.index_select(0, order)
