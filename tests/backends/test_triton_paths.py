@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("triton")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SIZES = [(0, 3, 4), (1, 1, 1), (63, 4, 21), (130, 7, 150), (257, 2, 5), (9, 17, 3)]  # batch, depth, inputs
+SIZES = [(0, 3, 4), (1, 1, 1), (63, 4, 21), (70, 6, 150), (257, 2, 5), (9, 17, 3)]  # batch, depth, inputs
 
 
 def problem(batch, depth, features, dtype=torch.float32):
@@ -184,7 +184,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 def empty(*size, dtype):
     return torch.empty(*size, device="meta", dtype=dtype)
 
-sizes = [(16384, 768, 8, BF16), (16384, 768, 15, F16), (2048, 4096, 5, F32), (99, 37, 18, F32)]
+sizes = [(16384, 768, 8, BF16), (16384, 768, 15, F16), (99, 37, 18, F32)]
 for batch, features, depth, dtype in sizes:
     tree = Tree(empty(2**depth - 1, features, dtype=dtype), empty(2**depth - 1, dtype=dtype))
     x = empty(batch, features, dtype=dtype)

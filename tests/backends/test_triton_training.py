@@ -28,6 +28,7 @@ def test_kernels_run_only_where_they_were_chosen(monkeypatch):
     assert not triton_training.takes(torch.relu, X)
     assert not triton_training.takes("relu", X, X.double())
     assert not triton_training.takes("relu", X, X.T)
+    assert not triton_training.takes("relu", X, torch._neg_view(X))
     assert not triton_training.takes("relu", X.double())
     monkeypatch.setattr(triton, "INSTALLED", False)
     assert not triton_training.takes("relu", X)
@@ -85,13 +86,10 @@ def test_a_step_is_the_one_of_torch(options, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"alternatives": 2, "activation": "swiglu"}, {"transposition": 0.2, "dropout": 0.1}]
-)
-def test_compiled_equals_eager(options, monkeypatch):
+def test_compiled_equals_eager(monkeypatch):
     """A compiler sees the kernels as operations."""
     torch._dynamo.reset()
-    layer = make(depth=3, decision="sampled", dtype=torch.float32, **options).to(DEVICE)
+    layer = make(depth=3, decision="sampled", transposition=0.2, dropout=0.1, dtype=torch.float32).to(DEVICE)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     check_steps(layer, compiled, torch.randn(9, 5, device=DEVICE), monkeypatch)
 
@@ -122,7 +120,7 @@ def unseen(launch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [3, 10])
+@pytest.mark.parametrize("depth", [3, 8])
 def test_no_tensor_grows_with_the_number_of_leaves(everywhere, depth, monkeypatch):
     """The parts of sums over spans, too: their room depends on the batch and on the width alone."""
     for module in (triton_segments, triton_paths):

@@ -13,6 +13,7 @@ from torch import Tensor
 from .._torch import in_eager
 from ..activations import Activation, apply
 from ..tensors import Leaves, sparse_rows
+from ..validate import check_allocated
 from . import segments
 from .choice import attempt
 from .reference import input_pairs
@@ -45,6 +46,9 @@ def ends(leaf: Tensor) -> Tensor:
 
 def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dropout: float, sparse: bool) -> Tensor:
     """As `segments.visit`."""
+    for name, part in leaves._asdict().items() if in_eager() else ():
+        if part is not None:  # the kernels would read memory that was freed
+            check_allocated(f"leaves.{name}", part)
     groups = group(leaf, len(leaves.in_weight))
     x = x.resolve_neg().contiguous()
     first = (_linear(x, weight, bias, groups, True, sparse) for weight, bias in input_pairs(leaves))
@@ -200,7 +204,7 @@ def sum_precision(x: Tensor) -> str:
 def spans(batch: int, columns: int, numbers: int, like: Tensor) -> tuple[int, int, Tensor]:
     """How many places a program of a sum takes, how many such spans there are, and room for their parts.
 
-    The wider the result, the longer the spans: the room is about 8 * _PROGRAMS blocks of the result in any case.
+    The wider the result, the longer the spans: the room is about 2 * _PROGRAMS blocks of the result in any case.
     """
     span = max(64, power_of_two(-(-batch * columns // _PROGRAMS)))
     chunks = -(-batch // span)

@@ -22,6 +22,7 @@ def takes(activation: Activation, x: Tensor, *tensors: Tensor | None) -> bool:
     if chosen() not in _CHOICES or not triton.INSTALLED or not (x.is_cuda and isinstance(activation, str)):
         return False
     weights = [t for t in tensors if t is not None]
-    alike = all(t.dtype == x.dtype and t.device == x.device and t.is_contiguous() for t in weights)
+    # Kernels read memory, where a view with the negative bit has the opposite numbers.
+    alike = all(t.dtype == x.dtype and t.device == x.device and t.is_contiguous() and not t.is_neg() for t in weights)
     # Under a compiler the kernels are operations; those choose again when they run, with their numbers.
     return x.dtype in triton.DTYPES and alike and (is_plain(x, *weights) or not in_eager())
