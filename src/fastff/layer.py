@@ -179,6 +179,7 @@ class FFF(nn.Module):
             if self.leaf_in_scale is not None:
                 check_int8(self)
             return functional.hard(x, self.tree, self.leaves, activation=self.activation)
+        check_choice("decision", self.decision, DECISIONS)  # it may have been set after construction
         leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
         options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
         options |= {"transposition": self.transposition, "dropout": self.dropout}
@@ -190,7 +191,8 @@ class FFF(nn.Module):
         return output
 
     def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
-        options |= {"alternatives": min(self.alternatives, max(self.depth, 1)), "estimator": self.estimator}
+        alternatives = check_int("alternatives", self.alternatives, 1)
+        options |= {"alternatives": min(alternatives, max(self.depth, 1)), "estimator": self.estimator}
         options["sparse"] = self.sparse_gradients and not self.sharing and not torch.compiler.is_compiling()
         output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
         shares = update(self.running_shares, path, leaf, weight)

@@ -282,3 +282,21 @@ def test_wrong_choices_are_named():
         fastff.FFF(5, 4, depth=2, leaf_width=3, estimator="odd")
     with pytest.raises(ValueError, match="got 3 at depth 2"):
         fastff.FFF(5, 4, depth=2, leaf_width=3, alternatives=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("decision", "smapled", "decision must be 'soft', 'straight_through' or 'sampled'; got 'smapled'"),
+        ("estimator", "odd", "estimator must be"),
+        ("alternatives", 0, "alternatives must be at least 1; got 0"),
+        ("alternatives", "2", "alternatives must be an integer; got '2'"),
+    ],
+)
+def test_attributes_that_are_set_later_are_checked(name, value, message):
+    """A misspelt decision used to train softly, without a word."""
+    layer = make(depth=3, decision="sampled")
+    setattr(layer, name, value)
+    with pytest.raises((ValueError, TypeError), match=message):
+        layer(torch.randn(3, 5, dtype=torch.float64))
+    layer.eval()(torch.randn(3, 5, dtype=torch.float64))  # where it has no effect
