@@ -32,7 +32,7 @@ def gradient() -> str:
     """Bias and deviation at temperature 1 and 10."""
     body = []
     for depth in (4, 7):
-        for estimator in ("mixture", "even", "stratified", "boundary"):
+        for estimator in ("mixture", "even"):
             for alternatives in (1, 2, depth):
                 known = {"depth": depth, "estimator": estimator, "alternatives": alternatives}
                 cells = [str(depth), f"`{estimator}`", str(alternatives)]

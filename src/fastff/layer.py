@@ -50,7 +50,7 @@ class FFF(nn.Module):
             sample, so that neither time nor memory of a step grows with the number of leaves.
         alternatives: with "sampled", the other leaves that each sample tries, from 1 to depth.
         estimator: with "sampled", how these are drawn: "mixture", whose expectation is the straight-through gradient,
-            or "even", "stratified" or "boundary" (`fastff.sampling`).
+            or "even", which is cheaper (`fastff.sampling`).
 
     Parameters are stored in the layout that inference reads: node_weight (nodes, in), node_bias (nodes,),
     leaf_in_weight (leaves, l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves,
