@@ -87,7 +87,8 @@ def accuracy(layer: fastff.FFF, part: Part) -> float:
 
 
 def line(row: Row) -> str:
-    size = f"{row['dataset']} depth {row['depth']} l={row['leaf_width']} {row['way']} T={row['temperature']} seed {row['seed']}"
+    size = f"{row['dataset']} depth {row['depth']} l={row['leaf_width']} {row['way']}"
+    size += f" T={row['temperature']} seed {row['seed']}"
     leaves = f"{row['leaves_used']} of {2 ** int(str(row['depth']))} leaves"
     return f"{size}: {row['accuracy']} % (training {row['train_accuracy']}), {leaves}, {row['seconds']} s"
 

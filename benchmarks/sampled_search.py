@@ -1,7 +1,7 @@
-"""Why sampled training is behind straight-through training in deep trees: one training per cause and per remedy.
+r"""Why sampled training is behind straight-through training in deep trees: one training per cause and per remedy.
 
-    python benchmarks/sampled_search.py --output results/sampled_search.csv                  # FASTFF_DATA: the data sets
-    python benchmarks/sampled_search.py --cells mnist:7x8 --ways '{"decision": "straight_through"}' --seeds 100  # one
+    python benchmarks/sampled_search.py --ways '{"alternatives": 3}' '{"decision": "straight_through"}' \
+        --cells mnist:7x8 --output results/sampled_search.csv                         # FASTFF_DATA: the data sets
 
 Everything is chosen by the accuracy on 10,000 held-out training images, with seeds from 100 on. The tables use seeds
 below 100, all training images, and the test set once (sampled_mnist.py).
@@ -9,14 +9,18 @@ below 100, all training images, and the test set once (sampled_mnist.py).
 Written before the first training. At depth 7 (MNIST, leaves of 8), sampled training with one alternative was 1.1 points
 behind. Three likely causes, and what would show each:
 
-(a) The tree's gradient from the task varies too much: Adam divides by the root of a second moment that is mostly noise,
-    so boundaries jitter, and leaves learn samples that leave again. Then more alternatives help, and so does a lower rate
-    of the nodes, which straight-through training does not need.
+(a) The tree's gradient from the task varies too much: Adam divides by the root of a second moment that is mostly
+    noise, so boundaries jitter, and leaves learn samples that leave again. Then more alternatives help, and so does a
+    lower rate of the nodes, which straight-through training does not need.
 (b) The balance loss is worse: its gradient comes from a few random paths. Then sampled training with the balance loss
     of all nodes ("balance_from": "nodes") catches up, and straight-through training with the balance loss of sampled
     paths ("paths") falls behind.
-(c) The start decides: with soft decisions early on, one alternative says least, and leaves start with the wrong samples.
-    Then straight-through decisions for the first epochs ("first") are enough.
+(c) The start decides: with soft decisions early on, one alternative says least, and leaves start with the wrong
+    samples. Then straight-through decisions for the first epochs ("first") are enough.
+
+What came out: docs/research/sampled.md. The column `library` says what the library did: "mean of 100 batches", its
+balance loss when this began; "mean by level", as it is now (fastff/shares.py); "compared", with the alternatives
+compared with each other, too (fastff/backends/sampled.py).
 """
 
 import argparse
@@ -34,6 +38,7 @@ from torch import Tensor, nn
 
 import fastff
 from fastff import functional, shares
+from fastff.backends import paths
 from fastff.tree import level_sizes, log_flow
 
 HELD_OUT = 10_000
@@ -50,7 +55,7 @@ DEFAULTS: dict[str, object] = {
     "balance": 0.3,
     "temperature": (1.0, 1.0),
     "logit_std": 1.0,
-    "balance_from": "own",  # or "nodes", "paths"
+    "balance_from": "own",  # or "nodes", "paths", or what `varied` takes
     "first": 0,  # epochs of straight-through decisions before
 }
 
@@ -66,37 +71,40 @@ class Watched:
         self.x = given[0]
 
 
-def varied(layer: fastff.FFF, kind: dict, running: list[Tensor]) -> Tensor:
-    """The balance loss on the layer's own paths, varied."""
+def varied(layer: fastff.FFF, kind: dict[str, float], running: list[Tensor]) -> Tensor:
+    """The balance loss on the layer's own paths, with another running mean.
+
+    keep      part of the mean that stays, per batch
+    window    or: samples that a node remembers, about
+    visited   read the visited paths alone
+    flat      no gradient through the probability to reach a node
+    """
+    assert layer.last_path is not None
+    assert layer.last_leaf is not None
+    assert layer.last_weight is not None
     path, leaf, weight = layer.last_path, layer.last_leaf, layer.last_weight
     if kind.get("visited"):
         path, leaf, weight = path[:, :1], leaf[:, :1], torch.ones_like(weight[:, :1])
     if kind.get("flat"):
-        # shares with reach as a constant
-        depth = path.shape[-1]
-        value = weight.unsqueeze(-1).expand_as(path)
-        sides = torch.sigmoid(torch.stack([-path, path], -1)) * value.unsqueeze(-1)
-        sides = sides.flatten(0, 2) / max(len(path), 1)
-        node = shares.paths.nodes(leaf.flatten(), depth).flatten()
-        new = sides.new_zeros(layer.num_nodes, 2).index_add_(0, node, sides)
+        sides = torch.sigmoid(torch.stack([-path, path], -1)) * weight[..., None, None]
+        node = paths.nodes(leaf.flatten(), layer.depth).flatten()
+        new = sides.new_zeros(layer.num_nodes, 2).index_add_(0, node, sides.flatten(0, 2) / len(path))
     else:
         new = shares.node_shares(path, leaf, weight)
     sizes = level_sizes(layer.depth)
-    level = torch.repeat_interleave(torch.arange(layer.depth), torch.tensor(sizes))
+    level = torch.arange(layer.depth).repeat_interleave(torch.tensor(sizes)).unsqueeze(1)
+    keep = torch.full((layer.num_nodes, 1), kind.get("keep", 0.99))
     if "window" in kind:
-        keep = (1 - len(path) / kind["window"] / 2.0**level).clamp(min=0).unsqueeze(1)
-    else:
-        keep = torch.full((layer.num_nodes, 1), kind.get("keep", 0.99))
+        keep = (1 - len(path) / kind["window"] / 2.0**level).clamp(min=0)
     old = running[0] if running else torch.zeros_like(new)
     running[:] = [old * keep + (1 - keep) * new.detach()]
-    total = torch.stack([part.sum() for part in running[0].split(sizes)])[level].unsqueeze(1)
-    mean = running[0] / total
-    sides = mean + (new - new.detach()) + 1e-12
+    total = torch.stack([part.sum() for part in running[0].split(sizes)])[level]
+    sides = running[0] / total + (new - new.detach()) + 1e-12
     uneven = sides.sum(-1).log() - sides.log().mean(-1)
     return torch.stack([part.mean() for part in uneven.split(sizes)]).sum()
 
 
-def balance(layer: fastff.FFF, x: Tensor, kind: str, running: list[Tensor]) -> Tensor:
+def balance(layer: fastff.FFF, x: Tensor, kind: object, running: list[Tensor]) -> Tensor:
     """The balance loss from all nodes, or from sampled paths, whatever the layer's own decision."""
     if isinstance(kind, dict):
         return varied(layer, kind, running)
@@ -175,8 +183,11 @@ def measure(cell: str, way: dict[str, object], o: argparse.Namespace, seed: int,
     (x, y), held = parts
     layer, seconds = train(x, y, depth, width, way, o.epochs, o.batch, seed)
     used = fastff.usage(layer, held[0])[""]
-    key = dict(zip(KEY, (cell, json.dumps(way, sort_keys=True), o.epochs, o.batch, seed), strict=True))
+    key: dict[str, object] = dict(
+        zip(KEY, (cell, json.dumps(way, sort_keys=True), o.epochs, o.batch, seed), strict=True)
+    )
     return key | {
+        "library": "compared",
         "validation": round(accuracy(layer, held), 2),
         "training": round(accuracy(layer, (x, y)), 2),
         "leaves_used": used.leaves_used,

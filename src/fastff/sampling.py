@@ -8,7 +8,8 @@ level and walks on to another leaf. With z the logits on the path (batch, depth)
 
 An estimate is then divided by the probability of its level, so its expectation is the sum over all levels. With several
 alternatives, a sample's draws are spread over the levels (stratified sampling: one draw in each of `alternatives` equal
-parts of the probability, independent of the others). "even" with `depth` alternatives takes every level once. What the expectation is, see `backends/sampled.py`.
+parts of the probability, independent of the others). "even" with `depth` alternatives takes every level once. What the
+expectation is, see `backends/sampled.py`.
 """
 
 from typing import Literal, get_args

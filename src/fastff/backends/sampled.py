@@ -14,12 +14,12 @@ Expectations. "mixture" is unbiased: over the draws, the gradient of every param
 straight-through gradient. (With g_j = <g, L_j>, sum_j c_j g_j has the derivative sum_j c_j g_j dlog c_j. As the c_j sum
 to 1, any number may be subtracted from all g_j, here g_r. So leaf r drops out; the others are drawn by c_j / (1 - c_r),
 with w = 1 - c_r.)
-Each of several alternatives is also a baseline for the others. Let S_i be the score of alternative i, w log c_a, and E_i
-the expectation of S_i's gradient, known in closed form: it is that of the levels alone. As the draws are independent,
-<g, L_j - L_r> (dS_i - E_i) has mean 0 for i != j. The mean of these over i != j is subtracted from the estimate of j: it
-is then compared with the other alternatives, and not with the visited leaf, which is far better than any of them.
-"even" is biased: its expectation is the sum over the path of the gradients of p_v L_right +
-(1 - p_v) L_left, as if the sample reached each of its nodes for certain, and both subtrees were hard.
+Each of several alternatives is also a baseline for the others. Let S_i = w log c_a be the score of alternative i, and
+E_i the expectation of its gradient, which the levels alone give in closed form. The draws are independent, so that
+<g, L_j - L_r> (dS_i - E_i) has mean 0 for i != j. Its mean over i is subtracted from the estimate of j, which is then
+compared with the other alternatives, and not with the visited leaf: that one is far better than all of them.
+"even" is biased: its expectation is the sum over the path of the gradients of p_v L_right + (1 - p_v) L_left, as if the
+sample reached each of its nodes for certain, and both subtrees were hard.
 
 x gets the gradient of the visited leaf and the gradient through the logits. A step costs 1 + alternatives leaves and
 about (2 + alternatives) * depth nodes per sample, and no memory that grows with 2**depth.
