@@ -5,9 +5,9 @@ none, to a node far down, so a layer keeps a running mean over its batches. With
 shares are the means over the batch of 1 - p (left) and p (right), over the paths that reach it, by their weights. In
 expectation, with soft walks, they are the soft mixture's. The shares of a level sum to 1.
 
-The mean must not reach back further than needed: a boundary that is moved by old shares goes too far, and back again.
-Over 100 batches everywhere, half of the samples of a tree of depth 7 changed their leaf in 100 steps. So a level with
-twice the nodes remembers twice the batches, and the first levels none (docs/research/sampled.md).
+The mean must not reach back further than needed: boundaries that follow old shares go too far, and back. With a mean
+over 100 batches everywhere, trees of depth 7 lost accuracy (docs/research/sampled.md). So the first levels remember
+nothing, and a level with twice the nodes remembers twice the batches.
 """
 
 from collections.abc import Callable
