@@ -51,8 +51,8 @@ def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
 def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """The running mean after another batch; None before the first. It starts small: `unevenness` corrects that."""
     new = node_shares(logits.detach(), leaf, weight)
-    if running is None or running.shape != new.shape or running.device != new.device:
-        running = torch.zeros_like(new)
+    # A layer may have been reshaped, moved or converted since.
+    running = torch.zeros_like(new) if running is None or running.shape != new.shape else running.to(new)
     part = _by_level(running, lambda level: torch.full_like(level[:, :1], min(1.0, _NODES / len(level))))
     # A NaN would never leave the mean, and an empty batch has no shares.
     counts = new.isfinite().all() & (len(logits) > 0)

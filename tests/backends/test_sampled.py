@@ -92,7 +92,7 @@ def test_alternatives_that_are_compared_are_unbiased(alternatives, transposed, m
     logits = sign * layer.node_logits(x.detach())
     mixture, leaf = functional.mixture(logits)[0], int(functional.walk(logits))
     path = logits.gather(1, paths.nodes(torch.tensor([leaf]), depth))
-    chance = sampling.level_chances(path, alternatives)[0]
+    mixture, chance = mixture.detach(), sampling.level_chances(path.detach(), alternatives)[0]
     level = {
         a: next(m for m in range(depth) if a >> (depth - 1 - m) != leaf >> (depth - 1 - m))
         for a in range(leaves)
@@ -104,7 +104,6 @@ def test_alternatives_that_are_compared_are_unbiased(alternatives, transposed, m
         probability = math.prod(float(chance[i, level[a]] * mixture[a] / mass[level[a]]) for i, a in enumerate(others))
         if not probability:
             continue
-        # Walks compare the unswapped logits' thresholds after the swap, so they turn as the leaf says.
         force(monkeypatch, [level[a] for a in others], others)
         found = gradients(
             layer, x, g, lambda: functional.sampled(x, layer.tree, layer.leaves, alternatives=alternatives).output
