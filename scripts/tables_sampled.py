@@ -1,4 +1,6 @@
-"""Tables of sampled training: sampled_step.csv, sampled_gradient.csv and sampled_mnist.csv."""
+"""Tables of sampled training: sampled_step.csv, sampled_gradient.csv, sampled_search.csv, sampled_mnist.csv."""
+
+import json
 
 from rows import matching, mean, one, read, table
 
@@ -32,7 +34,7 @@ def gradient() -> str:
     """Bias and deviation at temperature 1 and 10."""
     body = []
     for depth in (4, 7):
-        for estimator in ("mixture", "even", "stratified", "boundary"):
+        for estimator in ("mixture", "even"):
             for alternatives in (1, 2, depth):
                 known = {"depth": depth, "estimator": estimator, "alternatives": alternatives}
                 cells = [str(depth), f"`{estimator}`", str(alternatives)]
@@ -45,16 +47,45 @@ def gradient() -> str:
 
 
 def mnist() -> str:
-    """Hard test accuracy, and leaves in use."""
+    """Hard test accuracy, and leaves in use: means over the seeds that all ways of a cell have."""
     body = []
-    sizes = dict.fromkeys((row["depth"], row["leaf_width"]) for row in read("sampled_mnist"))
-    for depth, width in sizes:
-        for way in dict.fromkeys(row["way"] for row in matching("sampled_mnist", depth=depth, leaf_width=width)):
-            rows = matching("sampled_mnist", depth=depth, leaf_width=width, way=way)
-            used = min(int(row["leaves_used"]) for row in rows)
-            cells = [depth, width, WAYS[way], f"{mean(rows, 'accuracy'):.2f}", f"{mean(rows, 'train_accuracy'):.2f}"]
-            body.append([*cells, f"{used} of {2 ** int(depth)}", str(len(rows))])
-    return table(["depth", "leaf width", "decision", "test", "training", "leaves in use", "seeds"], body)
+    names = {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}
+    cells = dict.fromkeys((row["dataset"], row["depth"], row["leaf_width"]) for row in read("sampled_mnist"))
+    for dataset, depth, width in sorted(
+        cells, key=lambda cell: (cell[0] == "fashionmnist", int(cell[1]), -int(cell[2]))
+    ):
+        rows = matching("sampled_mnist", dataset=dataset, depth=depth, leaf_width=width)
+        ways = sorted({row["way"] for row in rows}, key=list(WAYS).index)
+        seeds = set.intersection(*({row["seed"] for row in rows if row["way"] == way} for way in ways))
+        for way in ways:
+            own = [row for row in rows if row["way"] == way and row["seed"] in seeds]
+            used = min(int(row["leaves_used"]) for row in own)
+            texts = [names[dataset], depth, width, WAYS[way], f"{mean(own, 'accuracy'):.2f}"]
+            texts += [f"{mean(own, 'train_accuracy'):.2f}", f"{used} of {2 ** int(depth)}", str(len(seeds))]
+            body.append(texts)
+    return table(["data", "depth", "leaf width", "decision", "test", "training", "leaves in use", "seeds"], body)
 
 
-TABLES = {"sampled-step": step, "sampled-gradient": gradient, "sampled-mnist": mnist}
+def search() -> str:
+    """Validation and training accuracy of one training each, in the order in which they were made."""
+    body = []
+    for row in read("sampled_search"):
+        way = json.loads(row["way"])
+        decision = "straight-through" if way.pop("decision", "") else f"sampled, {way.pop('alternatives', 1)}"
+        changes = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in way.items())
+        depth, width = row["cell"].split(":")[1].split("x")
+        cells = [depth, width, decision, changes, row["library"], row["validation"], row["training"]]
+        body.append(cells)
+    header = [
+        "depth",
+        "leaf width",
+        "decision, alternatives",
+        "changed",
+        "balance and baseline",
+        "validation",
+        "training",
+    ]
+    return table(header, body)
+
+
+TABLES = {"sampled-step": step, "sampled-gradient": gradient, "sampled-mnist": mnist, "sampled-search": search}

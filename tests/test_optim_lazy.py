@@ -171,6 +171,37 @@ def test_clipping_equals_torch_on_the_dense_gradients():
             torch.testing.assert_close(parameter.grad.to_dense(), own.grad)
 
 
+def test_clipping_takes_one_tensor_and_no_module():
+    layer = make(depth=2, decision="sampled")
+    layer(torch.randn(9, 5, dtype=torch.float64)).sum().backward()
+    clip_grad_norm_(layer.leaf_out_bias, 0.5)
+    assert layer.leaf_out_bias.grad.norm().item() == pytest.approx(0.5, rel=1e-5)
+    with pytest.raises(TypeError, match=r"expects parameters; got FFF. Pass its .parameters\(\)"):
+        clip_grad_norm_(layer, 0.5)
+
+
+@pytest.mark.parametrize("build", [lambda m: LazySGD(m, 0.1, momentum=0.9), lambda m: LazyAdamW(m, 0.1)])
+def test_a_model_converted_after_a_step_is_named(build):
+    """The update used to fail in torch's kernels, which see a weight and a moment of different dtypes."""
+    layer = make(depth=3, decision="sampled", dtype=torch.float32)
+    optimizer = build(layer)
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.randn(9, 5, dtype=layer.node_bias.dtype)).square().sum().backward()
+        optimizer.step()
+
+    step()
+    layer.double()
+    before = parameters(layer)
+    with pytest.raises(RuntimeError, match=r"moments in torch.float32 on cpu, for parameters in torch.float64"):
+        step()
+    assert_same(parameters(layer), before)
+    optimizer.load_state_dict(optimizer.state_dict())  # as the message says
+    step()
+    assert all(p.isfinite().all() for p in layer.parameters())
+
+
 def test_nodes_have_their_own_rate():
     layer = make(depth=3, decision="sampled")
     optimizer = LazyAdamW(layer, 0.01, node_lr=0.0, weight_decay=0.0)

@@ -5,7 +5,7 @@ import torch
 
 from fastff import sampling
 from fastff.functional import mixture, walk
-from fastff.sampling import ESTIMATORS, check_alternatives, draw, leaving, thresholds
+from fastff.sampling import ESTIMATORS, check_alternatives, draw, leaving, level_chances, thresholds
 
 DRAWS = 20000
 
@@ -13,18 +13,11 @@ DRAWS = 20000
 def even_grid(monkeypatch):
     """Replace the random numbers by an even grid over [0, 1): frequencies are then probabilities, up to 1 / DRAWS."""
 
-    def grid(logits, alternatives, stratified):
+    def grid(logits, alternatives):
         start = (torch.arange(len(logits), dtype=logits.dtype).unsqueeze(1) + 0.5) / len(logits)
         return (start + torch.arange(alternatives)) / alternatives
 
     monkeypatch.setattr(sampling, "_uniforms", grid)
-
-
-def probabilities(logits, estimator):
-    p = torch.sigmoid(logits)
-    if estimator == "mixture":
-        return leaving(logits)
-    return p * (1 - p) if estimator == "boundary" else torch.ones_like(logits)
 
 
 @pytest.mark.parametrize("alternatives", [1, 2, 3, 5])
@@ -42,17 +35,24 @@ def test_the_weighted_sum_over_draws_is_the_sum_over_levels(estimator, alternati
     torch.testing.assert_close(found, wanted, rtol=0, atol=2 * alternatives * weight.max().item() / DRAWS)
 
 
-@pytest.mark.parametrize("estimator", ["even", "stratified"])
-def test_as_many_alternatives_as_levels_take_each_once(estimator):
-    level, weight = draw(torch.randn(7, 4), estimator, 4)
+@pytest.mark.parametrize("alternatives", [1, 2, 3, 5])
+def test_each_draw_takes_a_level_with_its_chance(alternatives, monkeypatch):
+    even_grid(monkeypatch)
+    torch.manual_seed(0)
+    logits = 2 * torch.randn(1, 5, dtype=torch.float64)
+    level, _ = draw(logits.expand(DRAWS, -1), "mixture", alternatives)
+    found = torch.stack([column.bincount(minlength=5) for column in level.unbind(1)]) / DRAWS
+    chances = level_chances(logits, alternatives)[0]
+    torch.testing.assert_close(found.double(), chances, rtol=0, atol=2 / DRAWS)
+    torch.testing.assert_close(chances.sum(-1), torch.ones(alternatives, dtype=torch.float64))
+    sure = level_chances(torch.full((1, 3), 1e4), alternatives)
+    assert sure.isfinite().all()
+
+
+def test_as_many_alternatives_as_levels_take_each_once():
+    level, weight = draw(torch.randn(7, 4), "even", 4)
     assert torch.equal(level, torch.arange(4).expand(7, 4))
     assert torch.equal(weight, torch.ones(7, 4))
-
-
-def test_stratified_draws_use_every_level_equally_often():
-    torch.manual_seed(0)
-    level, _ = draw(torch.randn(90, 3), "stratified", 1)
-    assert level.flatten().bincount().tolist() == [30, 30, 30]
 
 
 def test_leaving_sums_to_the_mass_of_the_other_leaves():

@@ -84,22 +84,32 @@ def test_after_one_batch_the_running_mean_is_that_batch():
 
 
 def test_the_gradient_is_that_of_the_batch_at_the_running_mean():
-    """Summed over batches of the same data with the mean of all of them: the gradient for all samples together."""
+    """Over batches of the same data, at the mean of all of them: the gradient for all samples together."""
     layer, x = forward(batch=400, estimator="even")  # whose paths are not random
-    parts, running = x.split(100), None
-    for part in parts * 400:  # the running mean forgets
-        layer(part)
-        running = update(running, *walked(layer))
+    running = update(None, *walked(layer))
     layer.zero_grad()
-    for part in parts:
-        layer(part)
-        unevenness(running, *walked(layer)).sum().div(len(parts)).backward()
-    found = layer.node_weight.grad.clone()
+    unevenness(running, *walked(layer)).sum().backward()
+    wanted = layer.node_weight.grad.clone()
     layer.zero_grad()
-    layer(x)
-    unevenness(update(None, *walked(layer)), *walked(layer)).sum().backward()
-    # The mean weighs the four batches by 0.99 to powers of at most 3: its shares are off by at most 1.5 %.
-    torch.testing.assert_close(found, layer.node_weight.grad, rtol=0, atol=0.05 * found.abs().max().item())
+    for part in x.split(100):
+        layer(part)
+        unevenness(running, *walked(layer)).sum().div(4).backward()
+    torch.testing.assert_close(layer.node_weight.grad, wanted)
+
+
+def test_deeper_levels_remember_more_batches():
+    """Boundaries that follow old shares swing: levels of up to 16 nodes see the last batch alone."""
+    torch.manual_seed(0)
+    first, second = (
+        (torch.randn(50, 1, 7), torch.randint(128, (50, 1)), torch.ones(50, 1)) for _ in range(2)
+    )  # paths of depth 7
+    one, other = node_shares(*first), node_shares(*second)
+    running = update(update(None, *first), *second)
+    torch.testing.assert_close(running[:31], other[:31])
+    torch.testing.assert_close(running[31:63], 0.25 * one[31:63] + 0.5 * other[31:63])  # 16 / 32 = 1 / 2
+    torch.testing.assert_close(running[63:], 0.1875 * one[63:] + 0.25 * other[63:])
+    empty = torch.zeros(0, 1, 7), torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1)
+    assert torch.equal(update(running, *empty), running)
 
 
 def test_the_loss_is_least_for_halves_and_finite_for_nodes_without_samples():

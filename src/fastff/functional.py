@@ -119,8 +119,8 @@ def sampled(
 ) -> Sampled:
     """The hard pass of x (..., in), with a gradient for the tree from `alternatives` other leaves per sample.
 
-    `estimator` is how they are drawn: "mixture", whose expectation is the straight-through gradient, or "even",
-    "stratified" or "boundary" (`fastff.sampling`). With `sparse`, gradients of the parameters are sparse tensors.
+    `estimator` is how they are drawn: "mixture", whose expectation is the straight-through gradient, or "even"
+    (`fastff.sampling`). With `sparse`, gradients of the parameters are sparse tensors.
     The pass runs in the dtype of the weights under autocast, too, as the hard pass does. `at_owner` runs leaves that
     other processes hold (`fastff.parallel`).
     """

@@ -55,7 +55,7 @@ class FFF(nn.Module):
             as the tree hardens. Not with "sampled".
         alternatives: with "sampled", the other leaves that each sample tries, from 1 to depth.
         estimator: with "sampled", how these are drawn: "mixture", whose expectation is the straight-through gradient,
-            or "even", "stratified" or "boundary" (`fastff.sampling`).
+            or "even", which is cheaper (`fastff.sampling`).
 
     Parameters are stored in the layout that inference reads: node_weight (nodes, in), node_bias (nodes,),
     leaf_in_weight (leaves, l, in), leaf_in_bias (leaves, l), leaf_out_weight (leaves, l, out), leaf_out_bias (leaves,
@@ -191,6 +191,7 @@ class FFF(nn.Module):
             if self.leaf_in_scale is not None:
                 check_int8(self)
             return functional.hard(x, self.tree, self.leaves, activation=self.activation)
+        check_choice("decision", self.decision, DECISIONS)  # it may have been set after construction
         leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
         options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
         options |= {"transposition": self.transposition, "dropout": self.dropout}
@@ -204,7 +205,8 @@ class FFF(nn.Module):
         return output
 
     def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
-        options |= {"alternatives": min(self.alternatives, max(self.depth, 1)), "estimator": self.estimator}
+        alternatives = check_int("alternatives", self.alternatives, 1)
+        options |= {"alternatives": min(alternatives, max(self.depth, 1)), "estimator": self.estimator}
         options["sparse"] = self.sparse_gradients and not self.sharing and not is_compiling()
         output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
         shares = update(self.running_shares, path, leaf, weight)

@@ -82,6 +82,13 @@ class _Lazy(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             self._start(parameter, state, group)
+        for moment in self._moments(state):
+            if (moment.dtype, moment.device) != (parameter.dtype, parameter.device):
+                raise RuntimeError(
+                    f"{type(self).__name__} has moments in {moment.dtype} on {moment.device}, for parameters in "
+                    f"{parameter.dtype} on {parameter.device}: the model was converted after a step. Call "
+                    "optimizer.load_state_dict(optimizer.state_dict()), which converts the moments."
+                )
         if not group["rows"]:
             self._update([parameter], [grad], [[t] for t in self._moments(state)], [state["step"].clone()], group)
             state["step"] += 1
@@ -280,15 +287,17 @@ class LazyAdamW(_Lazy):
 
 
 @torch.no_grad()
-def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
     """torch.nn.utils.clip_grad_norm_ for dense and sparse gradients and DTensors together; returns the norm.
 
     Torch's own refuses sparse gradients, and DTensors beside plain tensors.
     """
     check_number("max_norm", max_norm, 0)
+    if isinstance(parameters, nn.Module):
+        raise TypeError(f"clip_grad_norm_ expects parameters; got {type(parameters).__name__}. Pass its .parameters().")
     values: list[Tensor] = []
     sharded: list[Any] = []  # DTensors
-    for parameter in parameters:
+    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
         if parameter.grad is not None:
             parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
             value = parameter.grad.values() if parameter.grad.is_sparse else parameter.grad

@@ -5,12 +5,11 @@ level and walks on to another leaf. With z the logits on the path (batch, depth)
 
     "mixture"      by the probability that a soft walk first leaves the path there
     "even"         evenly
-    "stratified"   evenly, and in equal numbers over the batch
-    "boundary"     in proportion to p (1 - p), so mostly where a decision is close
 
 An estimate is then divided by the probability of its level, so its expectation is the sum over all levels. With several
-alternatives, a sample's draws are spread over the levels (systematic sampling): "even" with `depth` alternatives takes
-every level once. What the expectation is, see `backends/sampled.py`.
+alternatives, a sample's draws are spread over the levels (stratified sampling: one draw in each of `alternatives` equal
+parts of the probability, independent of the others). "even" with `depth` alternatives takes every level once. What the
+expectation is, see `backends/sampled.py`.
 """
 
 from typing import Literal, get_args
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from .checks import check_int
 
-Estimator = Literal["mixture", "even", "stratified", "boundary"]
+Estimator = Literal["mixture", "even"]
 ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 
@@ -42,22 +41,28 @@ def draw(logits: Tensor, estimator: str, alternatives: int) -> tuple[Tensor, Ten
     ends in another leaf, over `alternatives`: the walk itself then has the right distribution.
     """
     batch, depth = logits.shape
-    if estimator in ("even", "stratified"):
+    if estimator == "even":
         if alternatives == depth:
             return _every_level(logits), torch.ones_like(logits)
-        place = _uniforms(logits, alternatives, estimator == "stratified")
+        place = _uniforms(logits, alternatives)
         level = (place * depth).long().clamp(max=depth - 1)
         return level, torch.full_like(place, depth / alternatives)
-    mass = leaving(logits) if estimator == "mixture" else torch.sigmoid(logits) * torch.sigmoid(-logits)
+    mass = leaving(logits)
     total = mass.sum(-1, keepdim=True)  # (batch, 1)
     # Levels whose mass lies left of the place. A NaN compares as False: level 0, a valid one.
-    place = _uniforms(logits, alternatives, False) * total
+    place = _uniforms(logits, alternatives) * total
     level = (place.unsqueeze(-1) >= mass.cumsum(-1).unsqueeze(1)).sum(-1).clamp(max=depth - 1)
-    if estimator == "mixture":
-        return level, (total / alternatives).expand(batch, alternatives)
-    chosen = mass.gather(-1, level)
-    # All decisions may be so clear that p (1 - p) is 0. So is the gradient then.
-    return level, torch.where(chosen > 0, total / (alternatives * chosen), 0)
+    return level, (total / alternatives).expand(batch, alternatives)
+
+
+def level_chances(logits: Tensor, alternatives: int) -> Tensor:
+    """The probability of each level for each draw of "mixture": (batch, alternatives, depth), summing to 1."""
+    ends = leaving(logits).cumsum(-1)  # (batch, depth)
+    ends = torch.where(ends[:, -1:] > 0, ends / ends[:, -1:], 1)  # all on level 0, if no decision is in doubt
+    # Not arange / alternatives, which is float32: (alternatives, 1)
+    part = torch.arange(alternatives, dtype=ends.dtype, device=ends.device).unsqueeze(-1) / alternatives
+    below = ((ends.unsqueeze(1) - part) * alternatives).clamp(0, 1)  # up to each level, within a draw's part
+    return below.diff(dim=-1, prepend=torch.zeros_like(below[..., :1]))
 
 
 def thresholds(logits: Tensor) -> Tensor:
@@ -76,13 +81,10 @@ def leaving(logits: Tensor) -> Tensor:
     return reaches.exp() * torch.sigmoid(-clear)
 
 
-def _uniforms(logits: Tensor, alternatives: int, stratified: bool) -> Tensor:
+def _uniforms(logits: Tensor, alternatives: int) -> Tensor:
     """Numbers in [0, 1), one in each of `alternatives` equal parts: (batch, alternatives)."""
-    batch, device = logits.shape[0], logits.device
-    start = torch.rand(batch, 1, dtype=logits.dtype, device=device)
-    if stratified:
-        start = (torch.randperm(batch, device=device).unsqueeze(-1) + start) / max(batch, 1)
-    return (start + torch.arange(alternatives, device=device)) / alternatives
+    within = torch.rand(len(logits), alternatives, dtype=logits.dtype, device=logits.device)
+    return (within + torch.arange(alternatives, device=logits.device)) / alternatives
 
 
 def _every_level(logits: Tensor) -> Tensor:

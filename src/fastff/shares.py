@@ -3,17 +3,24 @@
 Sampled training computes the logits of the visited path and of the alternatives'. A batch may bring few samples, or
 none, to a node far down, so a layer keeps a running mean over its batches. With p the sigmoids of the logits, a node's
 shares are the means over the batch of 1 - p (left) and p (right), over the paths that reach it, by their weights. In
-expectation, with soft walks, they are the soft mixture's. The root's two shares sum to 1.
+expectation, with soft walks, they are the soft mixture's. The shares of a level sum to 1.
+
+The mean must not reach back further than needed: boundaries that follow old shares go too far, and back. With a mean
+over 100 batches everywhere, trees of depth 7 lost accuracy (docs/research/sampled.md). So the first levels remember
+nothing, and a level with twice the nodes remembers twice the batches.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import tree as heap
 from ._torch import in_eager
 from .backends import paths
 
-_KEPT = 0.99  # of the running mean, per forward
+_NODES = 16  # a level of at most that many nodes remembers no earlier batch; one of n nodes, n / 16 batches
 _LEAST = 1e-12  # added to a share: a node that sends all one way has a finite loss and gradient
 
 
@@ -42,12 +49,13 @@ def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
 @torch.no_grad()
 def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """The running mean after another batch; None before the first. It starts small: `unevenness` corrects that."""
-    new = (1 - _KEPT) * node_shares(logits.detach(), leaf, weight)
-    new = torch.where(new.isfinite().all(), new, 0)  # a NaN would never leave the mean
-    fits = running is not None and running.shape == new.shape and running.device == new.device
-    if not fits or running is None:
-        return new
-    mean = running * _KEPT + new
+    new = node_shares(logits.detach(), leaf, weight)
+    # A layer may have been reshaped, moved or converted since.
+    running = torch.zeros_like(new) if running is None or running.shape != new.shape else running.to(new)
+    part = _by_level(running, lambda level: torch.full_like(level[:, :1], min(1.0, _NODES / len(level))))
+    # A NaN would never leave the mean, and an empty batch has no shares.
+    counts = new.isfinite().all() & (len(logits) > 0)
+    mean = torch.where(counts, running.lerp(new, part.expand_as(new)), running)
     # In place on a GPU: a CUDA graph reads and writes the same memory at every run. Autograd keeps no running mean.
     return running.copy_(mean) if mean.is_cuda and in_eager() and not running.is_inference() else mean
 
@@ -59,7 +67,14 @@ def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor) ->
     their samples. A node that no path has reached has the least value, log 2, and no gradient.
     """
     batch = node_shares(logits, leaf, weight)
-    # All samples reach the root: its sum tells how much of the mean the batches so far make up.
-    mean = running / running[:1].sum().clamp(min=torch.finfo(running.dtype).tiny)
+    # All samples pass each level: its sum tells how much of the mean the batches so far make up.
+    total = _by_level(running, lambda level: level.sum().expand(len(level), 1))
+    mean = running / total.clamp(min=torch.finfo(running.dtype).tiny)
     sides = mean + (batch - batch.detach()) + _LEAST
     return sides.sum(-1).log() - sides.log().mean(-1)
+
+
+def _by_level(shares: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The results of a function of the nodes of each level, in one tensor."""
+    sizes = heap.level_sizes(heap.depth_of(len(shares) + 1))
+    return torch.cat([function(level) for level in shares.split(sizes)]) if sizes else shares

@@ -1,12 +1,15 @@
 """The sampled pass: its output is the hard pass's, and its expected gradient what backends/sampled.py states."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fastff
-from fastff import functional
+from fastff import functional, sampling
 from fastff.backends import paths, sampled
 from fastff.sampling import ESTIMATORS
 from helpers import make
@@ -24,25 +27,21 @@ def gradients(layer, x, g, output):
 
 def problem(**options):
     torch.manual_seed(0)
-    layer = make(6, 3, depth=3, leaf_width=4, scale=3.0, **options)
+    layer = make(6, 3, leaf_width=4, scale=3.0, **({"depth": 3} | options))
     return layer, torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
 
 
-def force(monkeypatch, level, other):
-    """Make every draw leave the path at this level, and walk on to the leaf `other`."""
-    real = sampled.draw
+def force(monkeypatch, levels, others):
+    """Make the draws leave the path at these levels, and walk on to these leaves."""
+    real, others = sampling.draw, itertools.cycle(others)
 
     def draw(logits, estimator, alternatives):
-        at = torch.full((len(logits), 1), level)
+        at = torch.tensor(levels).expand(len(logits), -1)
         _, weight = real(logits, estimator, alternatives)
-        if estimator != "mixture":
-            mass = torch.sigmoid(logits) * torch.sigmoid(-logits)
-            mass = mass if estimator == "boundary" else torch.ones_like(mass)
-            weight = mass.sum(-1, keepdim=True) / mass.gather(1, at)
         return at, weight
 
     def thresholds(logits):
-        turns = paths.turns(torch.tensor([other]), logits.shape[1])
+        turns = paths.turns(torch.tensor([next(others)]), logits.shape[1])
         return torch.where(turns, -1e9, 1e9).to(logits.dtype).expand(len(logits), -1)
 
     monkeypatch.setattr(sampled, "draw", draw)
@@ -69,7 +68,7 @@ def test_the_mixture_estimator_is_unbiased(options, monkeypatch):
             if other == leaf:
                 continue
             level = next(m for m in range(3) if other >> (2 - m) != leaf >> (2 - m))
-            force(monkeypatch, level, other)
+            force(monkeypatch, [level], [other])
             probability = mixture[other] / (1 - mixture[leaf])
             found = gradients(
                 layer, x, g, lambda x=x, a=arguments: functional.sampled(x, layer.tree, layer.leaves, **a).output
@@ -79,8 +78,43 @@ def test_the_mixture_estimator_is_unbiased(options, monkeypatch):
             torch.testing.assert_close(got, right, **TOLERANCE)
 
 
-@pytest.mark.parametrize("estimator", ["even", "stratified", "boundary"])
-def test_the_expectation_of_the_others_is_the_sum_over_the_path(estimator, monkeypatch):
+@pytest.mark.parametrize(("alternatives", "transposed"), [(2, False), (3, False), (2, True)])
+def test_alternatives_that_are_compared_are_unbiased(alternatives, transposed, monkeypatch):
+    """Over all tuples of alternatives, enumerated, with the probabilities of independent draws."""
+    depth, leaves = (2, 4) if alternatives == 2 else (3, 8)
+    layer, data, grad = problem(depth=depth)
+    if transposed:  # all children swapped; the oracle is the tree of the opposite logits
+        monkeypatch.setattr(sampled, "_swaps", lambda x, depth, _: torch.ones(len(x), depth, dtype=torch.bool))
+    sign = -1 if transposed else 1
+    x, g = data[:1].requires_grad_(), grad[:1]
+    opposite = layer.tree._replace(weight=sign * layer.node_weight, bias=sign * layer.node_bias)
+    wanted = gradients(layer, x, g, lambda: functional.soft(x, opposite, layer.leaves, straight_through=True).output)
+    logits = sign * layer.node_logits(x.detach())
+    mixture, leaf = functional.mixture(logits)[0], int(functional.walk(logits))
+    path = logits.gather(1, paths.nodes(torch.tensor([leaf]), depth))
+    mixture, chance = mixture.detach(), sampling.level_chances(path.detach(), alternatives)[0]
+    level = {
+        a: next(m for m in range(depth) if a >> (depth - 1 - m) != leaf >> (depth - 1 - m))
+        for a in range(leaves)
+        if a != leaf
+    }
+    mass = {m: sum(mixture[a] for a in level if level[a] == m) for m in range(depth)}
+    total, sure = [torch.zeros_like(t) for t in wanted], 0.0
+    for others in itertools.product(level, repeat=alternatives):
+        probability = math.prod(float(chance[i, level[a]] * mixture[a] / mass[level[a]]) for i, a in enumerate(others))
+        if not probability:
+            continue
+        force(monkeypatch, [level[a] for a in others], others)
+        found = gradients(
+            layer, x, g, lambda: functional.sampled(x, layer.tree, layer.leaves, alternatives=alternatives).output
+        )
+        total, sure = [t + probability * f for t, f in zip(total, found, strict=True)], sure + probability
+    assert sure == pytest.approx(1)
+    for got, right in zip(total, wanted, strict=True):
+        torch.testing.assert_close(got, right, **TOLERANCE)
+
+
+def test_the_expectation_of_the_even_estimator_is_the_sum_over_the_path(monkeypatch):
     """Over all levels, enumerated: the gradient of the sum over the path of p L_right + (1 - p) L_left, both hard."""
     layer, data, grad = problem()
 
@@ -103,19 +137,16 @@ def test_the_expectation_of_the_others_is_the_sum_over_the_path(estimator, monke
     for b in range(len(data)):
         x, g = data[b : b + 1].requires_grad_(), grad[b : b + 1]
         wanted = gradients(layer, x, g, lambda x=x: local(x))
-        z = paths.logits(x.detach(), paths.nodes(layer.route(x), 3), layer.tree, "relu")[0]
-        mass = torch.sigmoid(z) * torch.sigmoid(-z) if estimator == "boundary" else torch.ones_like(z)
         total = [torch.zeros_like(t) for t in wanted]
         for level in range(3):
-            force(monkeypatch, level, 0)
+            force(monkeypatch, [level], [0])
             found = gradients(
                 layer,
                 x,
                 g,
-                lambda x=x: functional.sampled(x, layer.tree, layer.leaves, estimator=estimator).output,
+                lambda x=x: functional.sampled(x, layer.tree, layer.leaves, estimator="even").output,
             )
-            share = mass[level] / mass.sum()
-            total = [t + share * f for t, f in zip(total, found, strict=True)]
+            total = [t + f / 3 for t, f in zip(total, found, strict=True)]
         # The visited leaf's part is in each draw in full, and the shares sum to 1.
         for got, right in zip(total, wanted, strict=True):
             torch.testing.assert_close(got, right, **TOLERANCE)
@@ -278,7 +309,25 @@ def test_compiled_equals_eager(options):
 def test_wrong_choices_are_named():
     with pytest.raises(ValueError, match="decision must be 'soft', 'straight_through' or 'sampled'; got 'hard'"):
         fastff.FFF(5, 4, depth=2, leaf_width=3, decision="hard")
-    with pytest.raises(ValueError, match="estimator must be 'mixture', 'even', 'stratified' or 'boundary'"):
+    with pytest.raises(ValueError, match="estimator must be 'mixture' or 'even'; got 'odd'"):
         fastff.FFF(5, 4, depth=2, leaf_width=3, estimator="odd")
     with pytest.raises(ValueError, match="got 3 at depth 2"):
         fastff.FFF(5, 4, depth=2, leaf_width=3, alternatives=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("decision", "smapled", "decision must be 'soft', 'straight_through' or 'sampled'; got 'smapled'"),
+        ("estimator", "odd", "estimator must be"),
+        ("alternatives", 0, "alternatives must be at least 1; got 0"),
+        ("alternatives", "2", "alternatives must be an integer; got '2'"),
+    ],
+)
+def test_attributes_that_are_set_later_are_checked(name, value, message):
+    """A misspelt decision used to train softly, without a word."""
+    layer = make(depth=3, decision="sampled")
+    setattr(layer, name, value)
+    with pytest.raises((ValueError, TypeError), match=message):
+        layer(torch.randn(3, 5, dtype=torch.float64))
+    layer.eval()(torch.randn(3, 5, dtype=torch.float64))  # where it has no effect

@@ -7,15 +7,19 @@ of the draw,
 
     "mixture": the walk goes on softly, right with probability p. The nodes v on the way to a get
                dL/dz_v = w <g, L_a - L_r> d log c_a / dz_v                      (1 - p_v to the right, -p_v to the left)
-    others:    the walk goes on hard. The node v that was flipped alone gets
+    "even":    the walk goes on hard. The node v that was flipped alone gets
                dL/dz_v = w p_v (1 - p_v) <g, L_right - L_left>                  (one of them L_a, the other L_r)
 
 Expectations. "mixture" is unbiased: over the draws, the gradient of every parameter and of x is exactly the
 straight-through gradient. (With g_j = <g, L_j>, sum_j c_j g_j has the derivative sum_j c_j g_j dlog c_j. As the c_j sum
 to 1, any number may be subtracted from all g_j, here g_r. So leaf r drops out; the others are drawn by c_j / (1 - c_r),
 with w = 1 - c_r.)
-The others are biased and vary less: their expectation is the sum over the path of the gradients of p_v L_right +
-(1 - p_v) L_left, as if the sample reached each of its nodes for certain, and both subtrees were hard.
+Each of several alternatives is also a baseline for the others. Let S_i = w log c_a be the score of alternative i, and
+E_i the expectation of its gradient, which the levels alone give in closed form. The draws are independent, so that
+<g, L_j - L_r> (dS_i - E_i) has mean 0 for i != j. Its mean over i is subtracted from the estimate of j, which is then
+compared with the other alternatives, and not with the visited leaf: that one is far better than all of them.
+"even" is biased: its expectation is the sum over the path of the gradients of p_v L_right + (1 - p_v) L_left, as if the
+sample reached each of its nodes for certain, and both subtrees were hard.
 
 x gets the gradient of the visited leaf and the gradient through the logits. A step costs 1 + alternatives leaves and
 about (2 + alternatives) * depth nodes per sample, and no memory that grows with 2**depth.
@@ -31,7 +35,7 @@ from torch import Tensor
 from .. import tree as heap
 from .._torch import in_eager
 from ..activations import Activation
-from ..sampling import draw, thresholds
+from ..sampling import draw, level_chances, thresholds
 from ..tensors import Leaves, Sampled, SampledOptions, Tree, at_least_float32
 from . import aten, paths, segments, triton_training
 from .choice import choose, run
@@ -63,8 +67,13 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     soft = [walk for walk in walks if walk.logits is not None]
     # The losses read these, and the output's gradient passes them: see last_forward.py.
     walked = torch.stack([logits, *(walk.logits for walk in soft if walk.logits is not None)], 1)
-    for k, walk in enumerate(walks):
-        score = _score_of_walk(walk, walked[:, 1 + k]) if soft else _score_of_flip(walk, walked[:, 0], leaf, swap)
+    scores = [
+        _score_of_walk(walk, walked[:, 1 + k]) if soft else _score_of_flip(walk, walked[:, 0], leaf, swap)
+        for k, walk in enumerate(walks)
+    ]
+    if len(soft) > 1:
+        scores = _compared(scores, soft[0].weight, walked[:, 0], leaf, swap)
+    for walk, score in zip(walks, scores, strict=True):
         with torch.no_grad():
             difference = at_owner(x, walk.leaf, leaves, outputs) - y
         y = _Credit.apply(y, score, difference, walk.leaf)  # type: ignore[no-untyped-call]
@@ -117,6 +126,20 @@ def _score_of_walk(walk: _Walk, logits: Tensor) -> Tensor:
     turn = paths.turns(walk.leaf, logits.shape[1])
     turn = turn if walk.swap is None else turn ^ walk.swap
     return F.logsigmoid(torch.where(turn, logits, -logits)).sum(-1) * walk.weight
+
+
+def _compared(scores: list[Tensor], weight: Tensor, logits: Tensor, leaf: Tensor, swap: Tensor | None) -> list[Tensor]:
+    """The scores of the alternatives, each less the mean of the others', which have no gradient in expectation."""
+    turn = paths.turns(leaf, logits.shape[1])
+    signed = torch.where(turn if swap is None else turn ^ swap, logits, -logits)
+    stays = F.logsigmoid(signed)
+    leaves_path = stays.cumsum(-1) - stays + F.logsigmoid(-signed)  # log of the probability, at each level
+    chance = level_chances(signed.detach(), len(scores))
+    expected = (chance * leaves_path.unsqueeze(1)).sum(-1) * weight.unsqueeze(-1)  # (batch, alternatives)
+    score = torch.stack(scores, 1)
+    centred = score - expected
+    others = (centred.sum(1, keepdim=True) - centred) / (len(scores) - 1)
+    return list((score - others).unbind(1))
 
 
 def _score_of_flip(walk: _Walk, logits: Tensor, leaf: Tensor, swap: Tensor | None) -> Tensor:

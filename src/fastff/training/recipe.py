@@ -66,7 +66,7 @@ class Recipe:
             as in `FFF`; not with "sampled".
         alternatives: with "sampled", the other leaves that each sample tries, at most one per level.
         temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
-            with "soft".
+            with "soft", and with "sampled" in deep trees.
         final_temperature: the temperature after the last step. At 1000 the soft pass equals the hard one, except for
             samples on a boundary.
         hardening, reduction: weight and kind of the hardening loss.
