@@ -87,7 +87,7 @@ def fit(block: Block, depth: int, leaf_width: int, shared: int, x: Tensor) -> nn
 
 def measure(sizes: Sequence[tuple[int, int, int]], o: argparse.Namespace) -> None:
     minilm = examples()
-    dense, tokenizer = minilm.load(None)
+    dense, tokenizer = minilm.load(o.model)
     texts, held_out = minilm.read_text(o.sentences, o.held_out, o.seed)
     train, held = minilm.batches(tokenizer, texts, 32, seed=o.seed), minilm.batches(tokenizer, held_out, 32)
     original = minilm.embed(dense, held)
@@ -117,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--sentences", type=int, default=24000)
     add("--held-out", type=int, default=500)
     add("--seed", type=int, default=0)
+    add("--model", type=Path, help="folder of another sentence encoder with mean pooling")
     add("--output", type=Path, default=Path("minilm_shared.csv"), help="rows (default: minilm_shared.csv)")
     o = parser.parse_args(arguments)
     wanted = [tuple(int(n) for n in size.replace("+", "x").split("x")) for size in o.sizes.split(",")]
