@@ -16,7 +16,7 @@ def test_rows(tmp_path, monkeypatch):
     minilm = minilm_controls.examples()
     monkeypatch.setattr(minilm, "read_text", lambda limit, held_out, seed: (texts(limit), texts(held_out, seed=1)))
     path = tmp_path / "rows.csv"
-    given = ["--model", str(save_tiny_bert(tmp_path / "tiny")), "--steps", "10", "--rate", "1e-3", "--samples", "2000"]
+    given = ["--model", str(save_tiny_bert(tmp_path / "tiny")), "--steps", "20", "--rate", "1e-3", "--samples", "2000"]
     given += [
         "--sentences",
         "320",
