@@ -1,4 +1,4 @@
-"""Tables of trained models: minilm.csv, language.csv, language_choice.csv and int8_accuracy.csv."""
+"""Tables of trained models: minilm*.csv, language.csv, language_choice.csv and int8_accuracy.csv."""
 
 import json
 from collections.abc import Callable
@@ -24,6 +24,39 @@ def minilm() -> str:
             dense, ours = (row[f"{part}_{batch}_us{which}"] for which in ("_dense", ""))
             cells.append(f"{float(dense) / float(ours):.2f}x" if quiet and dense and ours else "-")
         body.append([tree(row), *cells])
+    return table(header, body)
+
+
+def minilm_controls() -> str:
+    """The longest run of each model."""
+    header = ["size", "", "neurons used", "FLOPs of a block", "parameters", "steps", "cosine", "overlap@10"]
+    longest: dict[tuple[str, str], Row] = {}
+    for row in sorted(read("minilm_controls"), key=lambda row: int(row["steps"])):
+        longest[row["method"], row["size"]] = row
+    order = ["FFF", "dense", "low rank", "int8"]
+    body = []
+    for row in sorted(
+        longest.values(), key=lambda row: (row["method"] == "int8", row["tree"], order.index(row["method"]))
+    ):
+        whole = row["method"] == "int8"
+        cells = ["" if whole else row["tree"], f"{row['method']}, {row['size']}"]
+        cells += [f"{float(row['neurons']):.0f}", f"{float(row['flops']) / 1e6:.2f} M"]
+        cells += [f"{int(row['parameters']) / 1e6:.1f} M", "" if whole else row["steps"]]
+        for name, digits in (("cosine", 4), ("overlap", 2)):
+            cell = f"{float(row[f'final_{name}']):.{digits}f}"
+            if int(row["steps"]) and row[f"fitted_{name}"]:
+                cell += f" ({float(row[f'fitted_{name}']):.{digits}f})"
+            cells.append(cell)
+        body.append(cells)
+    return table(header, body)
+
+
+def minilm_shared() -> str:
+    header = ["neurons used", "tree", "shared neurons", "cosine", "overlap@10"]
+    body = []
+    for row in sorted(read("minilm_shared"), key=lambda row: (int(row["neurons"]), int(row["shared"]))):
+        cells = [row["shared"], f"{float(row['cosine']):.3f}", f"{float(row['overlap']):.2f}"]
+        body.append([row["neurons"], f"{row['depth']} x {row['leaf_width']}", *cells])
     return table(header, body)
 
 
@@ -120,6 +153,8 @@ def int8_minilm() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "minilm": minilm,
+    "minilm-controls": minilm_controls,
+    "minilm-shared": minilm_shared,
     "language": language,
     "language-speed": language_speed,
     "language-choice": language_choice,

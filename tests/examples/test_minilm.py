@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from bert_helpers import save_tiny_bert, texts
+
 for needed in ("matplotlib", "rich", "transformers", "tokenizers"):
     pytest.importorskip(needed)
 
 FOLDER = Path(__file__).parents[2] / "examples"
-WORDS = ["the", "a", "of", "one", "tree", "leaf", "node", "list", "value", "is", "are", "and", "with", "to", "every"]
 
 
 @pytest.fixture(scope="module")
@@ -24,26 +25,7 @@ def minilm():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model as transformers saves it, with a tokenizer of whole words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    path = tmp_path_factory.mktemp("tiny")
-    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(path)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(vocab_size=len(words), max_position_embeddings=64, initializer_range=0.3, **sizes)
-    BertModel(config).save_pretrained(path)
-    return path
-
-
-def texts(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    picks = [torch.randint(len(WORDS), (6 + i % 9,), generator=generator).tolist() for i in range(count)]
-    return [" ".join(WORDS[i] for i in pick) for pick in picks]
+    return save_tiny_bert(tmp_path_factory.mktemp("tiny"))
 
 
 def test_neighbours_that_stay_are_counted(minilm):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from fastff.surgery import Compared, Comparison
+from fastff.surgery.comparison import check_picture
 
 
 def row(method, size, quality, speedup, **more):
@@ -66,3 +67,21 @@ def test_the_picture(tmp_path):
         assert word in text
     assert "3 x 9" not in text
     assert path.read_bytes() == Comparison(ROWS, "match").plot(tmp_path / "again.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("front", "must be one of .*; got .*front. Try front.svg"),
+        ("front.word", "the suffix of a picture"),
+        ("a.svg", "a.svg is a folder"),
+        ("file/new/front.svg", "file is a file"),
+    ],
+)
+def test_pictures_that_cannot_be_drawn(path, said, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "a.svg").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=said):
+        check_picture(tmp_path / path)
+    check_picture(tmp_path / "new" / "front.PNG")

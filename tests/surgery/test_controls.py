@@ -24,12 +24,12 @@ def test_tasks_list_the_original_then_each_size_then_int8():
         ("original", "48"),
         ("FFF", "2 x 6"),
         ("dense", "8"),
-        ("low rank", "rank 2"),
+        ("low rank", "rank 1"),
         ("pruned", "8"),
         ("FFF", "3 x 5"),  # it shares its controls with 2 x 6
         ("FFF", "1 x 20"),
         ("dense", "21"),
-        ("low rank", "rank 6"),
+        ("low rank", "rank 5"),
         ("pruned", "21"),
         ("int8", "48"),
     ]
