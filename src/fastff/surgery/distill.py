@@ -57,13 +57,15 @@ def distill_(
         teacher: the dense model.
         loss: with a teacher, a function of (model's output, teacher's output, batch) that replaces the drift of the
             output; the result has it as "loss".
-        train_tree: train the nodes, too. Each input then tries one more leaf, as with decision="sampled". Boundaries
-            move, so an input may visit another leaf afterwards.
+        train_tree: without a teacher, train the nodes, too. Each input then tries one more leaf, as with
+            decision="sampled". Boundaries move, so an input may visit another leaf afterwards.
         progress: show a progress bar (needs rich).
     """
     found = _check(model, report, data, steps, batch, rate, samples, teacher, loss)
     if train_tree not in (True, False):
         raise TypeError(f"train_tree must be True or False; got {train_tree!r}.")
+    if train_tree and teacher is not None:
+        raise ValueError("train_tree=True trains layer by layer. Call distill_ without teacher= first, then with it.")
     learned = [p for layer in found.values() for p in learners(layer, train_tree)]
     models = [model] if teacher is None else [model, teacher]
     total = steps * (len(found) if teacher is None else 1)
@@ -78,16 +80,7 @@ def distill_(
                     made.append(distill_layer_(name, layer, block, x, advance, **how))
         else:
             made = distill_model_(
-                model,
-                teacher,
-                found,
-                report.blocks,
-                data,
-                steps=steps,
-                rate=rate,
-                loss=loss,
-                advance=advance,
-                train_tree=train_tree,
+                model, teacher, found, report.blocks, data, steps=steps, rate=rate, loss=loss, advance=advance
             )
     if made.trouble:
         warnings.warn(made.trouble, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Distillation of a whole model: all layers learn at once, in the hard pass, to match the dense model.
+"""Distillation of a whole model: all leaves learn at once, in the hard pass, to match the dense model.
 
 Layer by layer, what each FFF misses adds up on the way to the model's output. Here the loss is the drift from the
 teacher at the inputs of each replaced block and at the output, on the same batch. So a later layer learns to make up
@@ -20,7 +20,7 @@ from ..interrupts import guarded
 from ..layer import FFF
 from .blocks import Block
 from .closeness import check_same_shape, check_varies, drift, first_tensor
-from .distill_layer import Advance, learners, training_pass
+from .distill_layer import Advance, visited
 from .inputs import run_on
 from .linears import read_linear
 from .report import Distillation, Distilled, diverged, no_better
@@ -42,31 +42,29 @@ def distill_model_(
     rate: float,
     loss: Loss | None,
     advance: Advance,
-    train_tree: bool = False,
 ) -> Distillation:
-    """Train the leaves of these layers, and the trees if wanted; returns the drift at each place before and after, on
-    held-out batches.
+    """Train the leaves of these layers; returns the drift at each place before and after, on held-out batches.
 
-    If the output ends up no closer to the teacher's, the weights are restored. blocks: the dense block that each layer
+    If the output ends up no closer to the teacher's, the leaves are restored. blocks: the dense block that each layer
     replaced. A layer that is no FFF, such as a control of `compare`, trains all its parameters.
     """
     pair = _Pair(model, teacher, layers, blocks, loss)
-    learned = [p for layer in layers.values() for p in _learners(layer, train_tree)]
+    leaves = [p for layer in layers.values() for p in _leaves(layer)]
     train, held_out = _split(data, steps)
-    start = [p.detach().clone() for p in learned]
+    start = [p.detach().clone() for p in leaves]
     with evaluation_mode(model), evaluation_mode(teacher), pair.watch():
         before = pair.measure(held_out)
         if not math.isfinite(before[OUTPUT]):
             raise ValueError(f"the {pair.measured} of the output is {before[OUTPUT]} before any step; clean the data.")
         trees = [layer for layer in layers.values() if isinstance(layer, FFF)]
-        with _only(model, learned), _training_forward(trees, train_tree):
-            note = _train_(pair, learned, train, steps, rate, advance)
+        with _only(model, leaves), _training_forward(trees):
+            note = _train_(pair, leaves, train, steps, rate, advance)
         after = pair.measure(held_out)
-        kept = not note and after[OUTPUT] < before[OUTPUT] and all(bool(p.isfinite().all()) for p in learned)
+        kept = not note and after[OUTPUT] < before[OUTPUT] and all(bool(p.isfinite().all()) for p in leaves)
         if not kept:
             note = note or no_better(before[OUTPUT], after[OUTPUT], pair.measured)
             after = before
-            for p, old in zip(learned, start, strict=True):
+            for p, old in zip(leaves, start, strict=True):
                 p.copy_(old)
     return Distillation(
         [Distilled(name, before[name], after[name], "drift", kept) for name in layers]
@@ -74,8 +72,8 @@ def distill_model_(
     )
 
 
-def _learners(layer: nn.Module, train_tree: bool) -> Iterable[nn.Parameter]:
-    return learners(layer, train_tree) if isinstance(layer, FFF) else layer.parameters()
+def _leaves(layer: nn.Module) -> Iterable[nn.Parameter]:
+    return layer.leaf_parameters() if isinstance(layer, FFF) else layer.parameters()
 
 
 def _split(data: Any, steps: int) -> tuple[list[Any], list[Any]]:
@@ -88,10 +86,10 @@ def _split(data: Any, steps: int) -> tuple[list[Any], list[Any]]:
 
 
 def _train_(
-    pair: "_Pair", learned: list[nn.Parameter], train: list[Any], steps: int, rate: float, advance: Advance
+    pair: "_Pair", leaves: list[nn.Parameter], train: list[Any], steps: int, rate: float, advance: Advance
 ) -> str:
     """Adam on the sum of the drifts; returns why it diverged, or ""."""
-    optimizer = torch.optim.Adam(learned, lr=rate, fused=learned[0].device.type in ("cpu", "cuda"))
+    optimizer = torch.optim.Adam(leaves, lr=rate, fused=leaves[0].device.type in ("cpu", "cuda"))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate_factor, steps=steps))
     order: list[int] = []
     for step in range(1, steps + 1):
@@ -172,13 +170,13 @@ def _describe(value: Any) -> str:
 
 
 @guarded
-def _only(model: nn.Module, learned: list[nn.Parameter]) -> Iterator[None]:
+def _only(model: nn.Module, leaves: list[nn.Parameter]) -> Iterator[None]:
     """Within the block, only these parameters of a model train; requires_grad and grad are restored after it."""
     state = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     try:
         for p, *_ in state:
             p.requires_grad_(False)
-        for p in learned:
+        for p in leaves:
             p.requires_grad_(True)
         yield
     finally:
@@ -188,12 +186,12 @@ def _only(model: nn.Module, learned: list[nn.Parameter]) -> Iterator[None]:
 
 
 @guarded
-def _training_forward(layers: Iterable[FFF], train_tree: bool) -> Iterator[None]:
-    """Within the block, these layers run the hard pass for training."""
+def _training_forward(layers: Iterable[FFF]) -> Iterator[None]:
+    """Within the block, these layers run `visited`, the hard pass for training."""
     layers = list(layers)
     try:
         for layer in layers:
-            layer.forward = training_pass(layer, train_tree)  # type: ignore[method-assign, assignment]
+            layer.forward = partial(visited, layer)  # type: ignore[method-assign]
         yield
     finally:
         for layer in layers:
