@@ -55,15 +55,19 @@ def mnist() -> str:
         cells, key=lambda cell: (cell[0] == "fashionmnist", int(cell[1]), -int(cell[2]))
     ):
         rows = matching("sampled_mnist", dataset=dataset, depth=depth, leaf_width=width)
-        ways = sorted({row["way"] for row in rows}, key=list(WAYS).index)
-        seeds = set.intersection(*({row["seed"] for row in rows if row["way"] == way} for way in ways))
-        for way in ways:
-            own = [row for row in rows if row["way"] == way and row["seed"] in seeds]
+        ways = sorted(
+            {(row["way"], row["temperature"]) for row in rows}, key=lambda way: (list(WAYS).index(way[0]), way[1])
+        )
+        found = {way: [row for row in rows if (row["way"], row["temperature"]) == way] for way in ways}
+        seeds = set.intersection(*({row["seed"] for row in own} for own in found.values()))
+        for way, last in ways:
+            own = [row for row in found[way, last] if row["seed"] in seeds]
             used = min(int(row["leaves_used"]) for row in own)
-            texts = [names[dataset], depth, width, WAYS[way], f"{mean(own, 'accuracy'):.2f}"]
+            texts = [names[dataset], depth, width, WAYS[way], f"{float(last):g}", f"{mean(own, 'accuracy'):.2f}"]
             texts += [f"{mean(own, 'train_accuracy'):.2f}", f"{used} of {2 ** int(depth)}", str(len(seeds))]
             body.append(texts)
-    return table(["data", "depth", "leaf width", "decision", "test", "training", "leaves in use", "seeds"], body)
+    header = ["data", "depth", "leaf width", "decision", "last temperature"]
+    return table([*header, "test", "training", "leaves in use", "seeds"], body)
 
 
 def search() -> str:

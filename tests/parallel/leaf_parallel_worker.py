@@ -112,7 +112,7 @@ def main(folder):
         found["hard"] = model.eval()(x)
     found["usage"] = fastff.parallel.usage(model, batch(0).chunk(4)[rank])["1"].leaf_count
     recipe = fastff.Recipe(model.train(), batch(0).chunk(4)[rank], steps=1, decision="sampled", noise=0.1)
-    for layer, estimator in zip(model[1:], ("mixture", "boundary"), strict=True):
+    for layer, estimator in zip(model[1:], ("mixture", "even"), strict=True):
         layer.estimator, layer.alternatives, layer.dropout, layer.transposition = estimator, 2, 0.1, 0.1
     step(model, wrapped, optimizer, batch(9).chunk(4)[rank])
     recipe.step()
