@@ -150,8 +150,7 @@ class FFF(nn.Module):
             "leaf_out_bias": (leaves, out_features) if bias else None,
             "leaf_gate_weight": (leaves, leaf_width, in_features) if gated else None,
             "leaf_gate_bias": (leaves, leaf_width) if gated and bias else None,
-            # Of int8 leaves: quantize_ sets them.
-            "leaf_in_scale": None,
+            "leaf_in_scale": None,  # of int8 leaves: quantize_ sets them
             "leaf_out_scale": None,
             "leaf_gate_scale": None,
         }
@@ -171,16 +170,15 @@ class FFF(nn.Module):
         if self.leaf_in_scale is not None:
             raise TypeError("int8 leaves cannot be reset. Build a new FFF.")
         self.fitted_tree = self.fitted_leaves = False
-        fans = {"leaf_out_weight": self.leaf_width, "leaf_out_bias": self.leaf_width}
-        fans |= {"node_out_weight": self.node_width, "node_out_bias": self.node_width}
+        fans = dict.fromkeys(("leaf_out_weight", "leaf_out_bias"), self.leaf_width)
+        fans |= dict.fromkeys(("node_out_weight", "node_out_bias"), self.node_width)
         for name, parameter in self.named_parameters(recurse=False):
             bound = 1 / math.sqrt(fans.get(name, self.in_features))
             nn.init.uniform_(parameter, -bound, bound)
         nn.init.ones_(self.temperature_tensor)
-        if isinstance(self.activation, nn.Module):
-            for module in self.activation.modules():
-                if callable(reset := getattr(module, "reset_parameters", None)):
-                    reset()
+        for module in self.activation.modules() if isinstance(self.activation, nn.Module) else ():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
 
     def forward(self, x: Tensor) -> Tensor:
         """The soft pass in training, the hard pass in evaluation."""
@@ -205,9 +203,9 @@ class FFF(nn.Module):
         return output
 
     def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
-        alternatives = check_int("alternatives", self.alternatives, 1)
-        options |= {"alternatives": min(alternatives, max(self.depth, 1)), "estimator": self.estimator}
-        options["sparse"] = self.sparse_gradients and not self.sharing and not is_compiling()
+        alternatives = min(check_int("alternatives", self.alternatives, 1), max(self.depth, 1))
+        sparse = self.sparse_gradients and not self.sharing and not is_compiling()
+        options |= {"alternatives": alternatives, "estimator": self.estimator, "sparse": sparse}
         output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
         shares = update(self.running_shares, path, leaf, weight)
         remember(self, path, last_path=path, last_leaf=leaf, last_weight=weight, running_shares=shares)
