@@ -228,19 +228,30 @@ def synchronised(rank, decision, wrapper):
     return found, full, state, used.leaf_count
 
 
-def leaf_balance(rank):
-    """kind="leaf", and an empty part of a batch on one rank."""
-    torch.manual_seed(7)
-    model = fastff.parallel.synchronize_(make(6, 3, depth=2))
-    wrapped, found = nn.parallel.DistributedDataParallel(model), {}
-    for kind in ("leaf", "node"):
-        wrapped.zero_grad()
-        y = wrapped(shard_of(rank)[0])
+BALANCES = {  # by name: the kind, and the layer's options
+    "leaf": ("leaf", {}),
+    "node": ("node", {}),
+    "sampled": ("node", {"decision": "sampled", "estimator": "even", "alternatives": 2}),
+    "leaf, shed": ("leaf", {"epsilon": 0.5}),
+    "node, shed": ("node", {"epsilon": 0.5}),
+}
+
+
+def balances(rank):
+    """Parts of 5 and 17 samples, for every form of the loss; and an empty part on one rank."""
+    found, x = {}, whole()[0]
+    for name, (kind, options) in BALANCES.items():
+        torch.manual_seed(7)
+        model = fastff.parallel.synchronize_(make(6, 3, depth=2, **options))
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        y = wrapped(x[:5] if rank == 0 else x[5:])
         loss = fastff.balance_loss(model, kind)
         (loss + 0 * y.sum()).backward()  # DistributedDataParallel wants gradients of all parameters
-        found[kind] = loss.detach(), model.node_weight.grad.clone()
+        found[name] = loss.detach(), model.node_weight.grad.clone()
+    torch.manual_seed(7)
+    model = fastff.parallel.synchronize_(make(6, 3, depth=2))
     x = shard_of(0)[0]
-    wrapped(x if rank == 0 else x[:0])
+    model(x if rank == 0 else x[:0])
     found["empty"] = fastff.balance_loss(model).detach()
     return found
 
@@ -266,7 +277,7 @@ JOBS = {
     "reductions": (reductions,),
     "sharded_local_sgd": (sharded_local_sgd,),
     **{f"synchronised-{d}-{w}": (synchronised, d, w) for d in DECISIONS for w in WRAPPERS},
-    "leaf_balance": (leaf_balance,),
+    "balances": (balances,),
     "errors": (errors,),
 }
 
@@ -466,21 +477,22 @@ def test_rebalancing_moved_boundaries_in_the_test_above():
 
 
 def test_the_balance_loss_counts_the_samples_of_all_ranks(ranks):
-    """Of kind "leaf", too; and a rank without samples takes part."""
-    torch.manual_seed(7)
-    model, expected = make(6, 3, depth=2), {}
-    for kind in ("leaf", "node"):
-        model.zero_grad()
-        model(whole()[0])
+    """Each as much as another, though ranks have 5 and 17; and a rank without samples takes part."""
+    expected = {}
+    for name, (kind, options) in BALANCES.items():
+        torch.manual_seed(7)
+        model = make(6, 3, depth=2, **options)
+        y = model(whole()[0])
         loss = fastff.balance_loss(model, kind)
-        loss.backward()
-        expected[kind] = loss.detach(), model.node_weight.grad.clone()
+        (loss + 0 * y.sum()).backward()
+        expected[name] = loss.detach(), model.node_weight.grad.clone()
+    torch.manual_seed(7)
+    model = make(6, 3, depth=2)
     model(shard_of(0)[0])
-    alone = fastff.balance_loss(model).detach()
-    for found in ranks("leaf_balance"):
-        for kind in ("leaf", "node"):
-            torch.testing.assert_close(found[kind], expected[kind], **TOLERANCE)
-        torch.testing.assert_close(found["empty"], alone, **TOLERANCE)
+    expected["empty"] = fastff.balance_loss(model).detach()
+    for found in ranks("balances"):
+        for name, values in expected.items():
+            torch.testing.assert_close(found[name], values, **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_an_error_on_one_rank_is_one_on_all(ranks):

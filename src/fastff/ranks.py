@@ -7,7 +7,6 @@ a model that is not synchronised works alone, also while a process group is init
 Every method that communicates must be called by all ranks, in the same order.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -36,16 +35,12 @@ class Ranks:
         dist.all_reduce(flat, group=self.group)
         return _parts(flat, tensors)
 
-    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The mean over the ranks, likewise."""
-        return [total / self.size for total in self.sum(tensors)]
-
-    def log_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The logarithm of the mean over the ranks of each tensor's exponential, all in one collective."""
+    def log_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The logarithm of the sum over the ranks of each tensor's exponential, all in one collective."""
         flat = _flat(tensors)
         found = [torch.empty_like(flat) for _ in range(self.size)]
         dist.all_gather(found, flat, group=self.group)
-        return _parts(torch.stack(found).logsumexp(0) - math.log(self.size), tensors)
+        return _parts(torch.stack(found).logsumexp(0), tensors)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, one after the other. Ranks may have different numbers of rows."""

@@ -60,8 +60,8 @@ def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor)
     return running.copy_(mean) if mean.is_cuda and in_eager() and not running.is_inference() else mean
 
 
-def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
-    """-(log a + log(1 - a)) / 2 of every node, a the share that goes right: (nodes,).
+def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
+    """-(log a + log(1 - a)) / 2 of every node, a the share that goes right: (nodes,). scale: of its gradient.
 
     The value is the running mean's, and its gradient the last batch's: over many batches, it is the gradient for all of
     their samples. A node that no path has reached has the least value, log 2, and no gradient.
@@ -70,7 +70,7 @@ def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor) ->
     # All samples pass each level: its sum tells how much of the mean the batches so far make up.
     total = _by_level(running, lambda level: level.sum().expand(len(level), 1))
     mean = running / total.clamp(min=torch.finfo(running.dtype).tiny)
-    sides = mean + (batch - batch.detach()) + _LEAST
+    sides = mean + scale * (batch - batch.detach()) + _LEAST
     return sides.sum(-1).log() - sides.log().mean(-1)
 
 

@@ -82,12 +82,12 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
         raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
     ranks = ranks_of(model)
     if ranks is None:
-        shares = [_shares(layer, logits, kind) for layer, logits in found]
+        shares = [(_shares(layer, logits, kind), 1.0) for layer, logits in found]
     else:
         shares = _shares_of_all(ranks, found, kind)
     losses = [
-        _unevenness(layer, logits, own, kind) if _batch(layer, logits) or ranks else logits.sum()
-        for (layer, logits), own in zip(found, shares, strict=True)
+        _unevenness(layer, logits, own, kind, part) if _batch(layer, logits) or ranks else logits.sum()
+        for (layer, logits), (own, part) in zip(found, shares, strict=True)
     ]
     return torch.stack(losses).sum()
 
@@ -117,33 +117,38 @@ def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
     return torch.logsumexp(log_flow(logits), 0) - math.log(batch)  # (nodes, 2)
 
 
-def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> list[Tensor]:
-    """The shares of all ranks' samples. Their gradient is the own samples', so that the ranks' mean is the gradient."""
+def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> list[tuple[Tensor, float]]:
+    """The shares of all ranks' samples, and what the own samples count, 1 if all ranks have as many.
+
+    The gradient is the own samples', so that the mean over the ranks is the gradient.
+    """
     own = [_shares(layer, logits, kind) for layer, logits in found]
+    counts = torch.tensor([_batch(*one) for one in found], dtype=torch.float64, device=own[0].device)
+    parts = (counts / ranks.sum([counts])[0].clamp(min=1)).tolist()  # of all samples
     logarithms = [kind == "node" and not is_sampled(layer) for layer, _ in found]
-    means = iter(
-        ranks.mean([s for s, log in zip(own, logarithms, strict=True) if not log]) if not all(logarithms) else ()
-    )
-    logs = iter(ranks.log_mean([s for s, log in zip(own, logarithms, strict=True) if log]) if any(logarithms) else ())
+    zipped = [*zip(own, parts, logarithms, strict=True)]
+    sums = iter(ranks.sum([s * part for s, part, log in zipped if not log]) if not all(logarithms) else ())
+    logs = [s + (math.log(part) if part else -torch.inf) for s, part, log in zipped if log]
+    log_sums = iter(ranks.log_sum(logs) if logs else ())
     shares = []
-    for (layer, logits), s, log in zip(found, own, logarithms, strict=True):
-        mean = next(logs) if log else next(means)
+    for (layer, _), (s, part, log) in zip(found, zipped, strict=True):
+        whole, scale = next(log_sums if log else sums), part * ranks.size
         if is_sampled(layer):
-            layer.running_shares = mean  # now alike on all ranks, and still the running mean of all samples
-        elif _batch(layer, logits):
-            own_part = s - s.detach()
-            own_part = (s.detach() - mean).exp() * own_part if log else own_part
-            mean = mean + own_part.masked_fill(s.detach() == -torch.inf, 0)
-        shares.append(mean)
+            layer.running_shares = whole  # now alike on all ranks, and still the running mean of all samples
+        elif part:
+            change = s - s.detach()
+            change = (s.detach() - whole).exp() * change if log else change
+            whole = whole + scale * change.masked_fill(s.detach() == -torch.inf, 0)
+        shares.append((whole, scale))
     return shares
 
 
-def _unevenness(layer: FFF, logits: Tensor, shares: Tensor, kind: str) -> Tensor:
-    """The balance loss of a layer."""
+def _unevenness(layer: FFF, logits: Tensor, shares: Tensor, kind: str, scale: float) -> Tensor:
+    """The balance loss of a layer. scale: of the gradient of a sampled layer's own samples."""
     if is_sampled(layer):
         assert layer.last_leaf is not None
         assert layer.last_weight is not None
-        return _mean_by_level(unevenness(shares, logits, layer.last_leaf, layer.last_weight), layer.depth)
+        return _mean_by_level(unevenness(shares, logits, layer.last_leaf, layer.last_weight, scale), layer.depth)
     if kind == "leaf":
         return layer.num_leaves * (shares[0] * shares[1]).sum()
     shares = shares.masked_fill(shares[:, :1] == -torch.inf, 0)  # without visits: the least value, and no gradient
