@@ -264,7 +264,13 @@ def errors(rank):
     x = shard_of(rank)[0]
     with pytest.raises(RuntimeError) as alone:
         fastff.rebalance_(model, x if rank == 0 else x[:, :2])
-    return [str(lazy.value), str(alone.value)]
+    with pytest.raises(RuntimeError) as used:
+        fastff.parallel.usage(model, x if rank == 0 else x[:, :2])
+    with pytest.raises(ValueError, match="some ranks have data, others have none"):
+        fastff.Recipe(model, x if rank == 0 else None, steps=3)
+    with pytest.raises(ValueError, match="needs the same model on all ranks"):
+        fastff.parallel.synchronize_(make(6, 3, depth=2 + rank))
+    return [str(lazy.value), str(alone.value), str(used.value)]
 
 
 DECISIONS, WRAPPERS = ("soft", "straight_through", "sampled"), ("ddp", "fsdp", "fsdp-root")
@@ -496,6 +502,7 @@ def test_the_balance_loss_counts_the_samples_of_all_ranks(ranks):
 
 
 def test_an_error_on_one_rank_is_one_on_all(ranks):
-    for rank, (lazy, alone) in enumerate(ranks("errors")):
+    for rank, (lazy, *alone) in enumerate(ranks("errors")):
         assert "is synchronised over 2 ranks. Use an optimizer of torch.optim" in lazy
-        assert alone == "1 of 2 ranks raised an error here; read theirs." if rank == 0 else "mat" in alone
+        for said in alone:
+            assert said == "1 of 2 ranks raised an error here; read theirs." if rank == 0 else "mat" in said

@@ -36,6 +36,15 @@ def test_training():
     )
 
 
+def test_sampled_training():
+    layer, x = make(depth=3, decision="sampled", alternatives=2), torch.randn(3, 5, dtype=torch.float64)
+    found = fastff.explain(layer, x)
+    assert (found.mode, found.backend) == ("sampled", "aten")
+    assert str(found).endswith("each sample runs the leaf that it visits; for the tree's gradient 2 others")
+    with pytest.raises(ValueError, match="expects inputs of shape"):
+        fastff.explain(layer, x[:, :2])
+
+
 def test_shedding():
     """The leaves that this batch keeps are counted."""
     layer, x = make(depth=5, epsilon=0.1, leaf_width=64, scale=100.0), torch.randn(40, 5, dtype=torch.float64)

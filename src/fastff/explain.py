@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from . import functional
-from .backends import BACKENDS, choose, reference, shed
+from .backends import BACKENDS, choose, reference, shed, triton_training
 from .layer import FFF
 from .tensors import SoftOptions
 
@@ -14,7 +14,7 @@ from .tensors import SoftOptions
 class Explanation:
     """The backend that runs a layer on an input; print it for a summary."""
 
-    mode: str  # "hard" (eval) or "soft" (train)
+    mode: str  # "hard" (eval), "soft" or "sampled" (train)
     backend: str
     reason: str
     how: str  # what the backend does with this size
@@ -31,6 +31,8 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
         raise TypeError(
             f"explain expects an FFF layer; got {type(layer).__name__}. Pass a single FFF layer of the model."
         )
+    if layer.training and layer.decision == "sampled":
+        return _sampled(layer, x)
     if layer.training:
         options = SoftOptions(layer.temperature_tensor, dropout=layer.dropout)
         request = functional.soft_request(x, layer.tree, layer.leaves, layer.activation, options)
@@ -47,3 +49,16 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
         how += "; backward runs the visited leaves again, in torch (use torch.no_grad() to avoid this)"
     others = {other: BACKENDS[other].why_not(request) for other in ("native", "triton") if other != name}
     return Explanation(request.kind, name, reason, how, {other: why for other, why in others.items() if why})
+
+
+def _sampled(layer: FFF, x: Tensor) -> Explanation:
+    """Sampled training has no choice but torch operations and, by name, its Triton kernels."""
+    with functional.no_autocast(x):
+        rows = functional.flatten(x, layer.node_weight).to(layer.node_weight.dtype)
+        triton = triton_training.takes(layer.activation, rows, *layer.tree, *layer.leaves)
+    alternatives = min(layer.alternatives, max(layer.depth, 1))
+    others = f"{alternatives} other{'s' * (alternatives > 1)}"
+    how = f"each sample runs the leaf that it visits; for the tree's gradient {others}"
+    if triton:
+        return Explanation("sampled", "triton", "chosen by fastff.backend('triton')", how)
+    return Explanation("sampled", "aten", "auto: kernels run on a GPU with fastff.backend('triton')", how)

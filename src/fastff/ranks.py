@@ -7,6 +7,7 @@ a model that is not synchronised works alone, also while a process group is init
 Every method that communicates must be called by all ranks, in the same order.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -62,6 +63,11 @@ class Ranks:
         said = torch.tensor(int(value), device=device)
         self.broadcast_([said])
         return bool(said)
+
+    def agree(self, value: str, device: torch.device) -> bool:
+        """Whether all ranks have given the same value."""
+        number = int.from_bytes(hashlib.sha256(value.encode()).digest()[:7], "big")
+        return self.gather(torch.tensor([number], device=device)).unique().numel() == 1
 
     @contextmanager
     def together(self, device: torch.device) -> Iterator[None]:

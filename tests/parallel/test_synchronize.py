@@ -79,6 +79,8 @@ def test_a_sharded_model_says_how_to_save_it(tmp_path):
         fastff.parallel.shard_leaves_(model)
         with pytest.raises(ValueError, match=r"Call fastff\.parallel\.gather_leaves_ after shard_leaves_"):
             fastff.save(model, tmp_path / "saved")
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            torch.save(model, tmp_path / "whole.pt")
         torch.testing.assert_close(model(x), expected)
         fastff.save(fastff.parallel.gather_leaves_(model), tmp_path / "saved")
     fresh = nn.Sequential(nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 6)), nn.LayerNorm(6)).eval()

@@ -54,6 +54,12 @@ class ShardedFFF(FFF):
             y = at_owner(self.owners, flat.to(self.node_weight.dtype), leaf, self.leaves, run)
         return functional.restore(y if dtype is None else y.to(dtype), x)
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "an FFF with sharded leaves cannot be pickled: a rank has its own leaves alone. Use "
+            "torch.distributed.checkpoint, or call fastff.parallel.gather_leaves_ first."
+        )
+
     def soft(self, x: Tensor) -> Tensor:
         """Needs all leaves: an error."""
         raise TypeError("the soft pass needs all leaves; these are sharded. Call fastff.parallel.gather_leaves_ first.")
@@ -97,11 +103,12 @@ def shard_leaves_(model: nn.Module, mesh: Any = None) -> nn.Module:
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one dimension; got {mesh.ndim}. Pass one of its dimensions: mesh['name'].")
     for name, layer in layers.items():
-        if type(layer) is not FFF or any(is_dtensor(parameter) for parameter in layer.parameters()):
+        if any(is_dtensor(parameter) for parameter in layer.parameters()):
             raise TypeError(
-                f"the FFF layer {name!r} is sharded already, or is a {type(layer).__name__}. Call shard_leaves_ once, "
-                "on FFF layers, and before fully_shard."
+                f"the FFF layer {name!r} is sharded already. Call shard_leaves_ once, and before fully_shard."
             )
+        if type(layer) is not FFF:
+            raise TypeError(f"shard_leaves_ takes layers of class FFF; {name!r} is of {type(layer).__name__}.")
         if layer.num_leaves % mesh.size():
             raise ValueError(
                 f"each rank holds the same number of leaves; the FFF layer {name!r} has {layer.num_leaves} for "

@@ -4,6 +4,7 @@ Gradients are averaged by DistributedDataParallel or FSDP2. What they do not kno
 loss reads the shares of all ranks' samples, and trees are placed and rebalanced by the data of all ranks.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -37,8 +38,15 @@ def synchronize_(model: nn.Module, group: Any = None) -> nn.Module:
             f"DistributedDataParallel cannot average the sparse gradients of the FFF layers {sparse[:4]}. Use an "
             "optimizer of torch.optim, and set layer.sparse_gradients = False."
         )
-    tensors = [*model.parameters(), *model.buffers()]
-    ranks.broadcast_([tensor for tensor in tensors if not (tensor.is_meta or is_dtensor(tensor))])
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    form = str([(name, *tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
+    real = [tensor for tensor in tensors.values() if not (tensor.is_meta or is_dtensor(tensor))]
+    if real and not ranks.agree(form, real[0].device):
+        raise ValueError(
+            "synchronize_ needs the same model on all ranks; names, shapes or dtypes of its tensors differ. Build it "
+            "from the same sizes on each rank."
+        )
+    ranks.broadcast_(real)
     for layer in layers.values():
         layer.ranks = ranks
     return model
@@ -46,7 +54,10 @@ def synchronize_(model: nn.Module, group: Any = None) -> nn.Module:
 
 def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
     """`fastff.usage`, summed over the ranks of a synchronised model. All ranks must call it."""
-    found, ranks = local_usage(model, data), ranks_of(model)
+    ranks = ranks_of(model)
+    device = next(iter(fff_layers(model).values())).node_weight.device
+    with ranks.together(device) if ranks else nullcontext():
+        found = local_usage(model, data)
     return found if ranks is None else {name: _summed(used, ranks) for name, used in found.items()}
 
 

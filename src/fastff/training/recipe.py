@@ -63,7 +63,7 @@ class Recipe:
         decision: "straight_through" trains the leaf that inference will use; "soft" trains the mixture of all leaves;
             "sampled" trains the leaf that inference will use, and the tree by a few others, whatever the depth.
         epsilon: leaves that weigh less than `epsilon` times the even share, 2**-depth, for a sample are not run for it,
-            as in `FFF`; not with "sampled".
+            as in `FFF`; not with "sampled". It replaces the layers' own.
         alternatives: with "sampled", the other leaves that each sample tries, at most one per level.
         temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
             with "soft", and with "sampled" in deep trees.
@@ -126,6 +126,9 @@ class Recipe:
             raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
         if data is not None:
             batches(data)
+        device = next(iter(layers.values())).node_weight.device
+        if (ranks := ranks_of(model)) and not ranks.agree(str(data is None), device):
+            raise ValueError("some ranks have data, others have none. Give each rank its part, or none any.")
         self.model, self.data = model, data
         if left_out := outside_checkpoints(model, layers):
             warnings.warn(
@@ -141,7 +144,7 @@ class Recipe:
         self.kept_trees = [name for name, layer in layers.items() if not is_new(_has_tree(layer))]
         placed = {} if data is None else {name: x for name, x in layers.items() if name not in self.kept_trees}
         copied = [layer for layer in layers.values() if sharing and is_new(layer.fitted_leaves)]
-        self.deviation = torch.zeros((), device=next(iter(layers.values())).node_weight.device)
+        self.deviation = torch.zeros((), device=device)
         self._noise = Noise(self.deviation)
         changed = [p for layer in copied for p in layer.leaf_parameters()]
         changed += [p for layer in placed.values() for p in layer.tree_parameters()]
