@@ -129,6 +129,7 @@ def main() -> None:
         again = train(options.folder / "again", options.steps, options.every)
         same = all(torch.equal(value, weights[name]) for name, value in again.items())
         print(f"rank {dist.get_rank()}: {'the same weights' if same else 'OTHER WEIGHTS'} without interruption")
+    dist.barrier()  # a rank that left alone could end the other's connections while it still reads
     dist.destroy_process_group()
 
 

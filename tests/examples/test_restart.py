@@ -22,5 +22,7 @@ def test_a_killed_worker_changes_no_bit(tmp_path):
     assert run.returncode == 0, run.stderr[-4000:]
     assert "exitcode: -9" in run.stderr
     assert re.search(r"^16 steps, attempt [1-3]: sum of weights", run.stdout, re.M)
-    assert sorted(re.findall(r"rank (\d): the same weights", run.stdout)) == ["0", "1"], run.stdout
+    # torchrun may start a worker again that ended badly: each attempt that prints must have the same weights.
+    assert set(re.findall(r"rank (\d): the same weights", run.stdout)) == {"0", "1"}, run.stdout
+    assert "OTHER WEIGHTS" not in run.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000005", "000010", "000015", "again"]
