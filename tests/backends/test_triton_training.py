@@ -71,7 +71,8 @@ OPTIONS = [
 
 def check_steps(layer, run, x, monkeypatch):
     expected = steps(layer, layer, x)
-    monkeypatch.setattr(triton_training, "takes", lambda *_: True)
+    monkeypatch.setattr(triton_training, "_CHOICES", ("triton", "auto"))
+    monkeypatch.setattr(triton_training, "_can_run", lambda x: True)
     for ours, theirs in zip(steps(layer, run, x), expected, strict=True):
         # float32 on both sides, sums of at most a few dozen terms of order one, in another order.
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -87,11 +88,60 @@ def test_a_step_is_the_one_of_torch(options, monkeypatch):
 
 @pytest.mark.slow
 def test_compiled_equals_eager(monkeypatch):
-    """A compiler sees the kernels as operations."""
+    """A compiler sees the kernels as operations. The choice asked for a tensor's negative bit, which Dynamo refuses."""
     torch._dynamo.reset()
+    launched, real = [], triton_segments._product
+    monkeypatch.setattr(triton_segments, "_product", lambda *a: launched.append(1) or real(*a))
     layer = make(depth=3, decision="sampled", transposition=0.2, dropout=0.1, dtype=torch.float32).to(DEVICE)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     check_steps(layer, compiled, torch.randn(9, 5, device=DEVICE), monkeypatch)
+    assert launched
+
+
+def negated(t):
+    """The same numbers: others in memory, and a bit that says to negate them."""
+    return torch._neg_view(-t)
+
+
+def apart(t):
+    """The same numbers, with gaps between them."""
+    return torch.stack([t, torch.zeros_like(t)], -1)[..., 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["leaf_product", "leaf_outer", "walk_from", "path_logits", "path_inputs", "path_outer"]
+)
+def test_operations_read_numbers_however_they_are_stored(name):
+    """A compiler may pass views. The kernels of paths took what lay in memory, gaps and all."""
+    node = torch.randint(15, (11,), device=DEVICE)
+    leaf, order, end = groups = triton_segments.group(torch.randint(8, (11,), device=DEVICE), 8)
+    x, grad, tree = torch.randn(11, 5), torch.randn(11, 3), (torch.randn(7, 5), torch.randn(7))
+    x, grad, *tree = (t.to(DEVICE) for t in (x, grad, *tree))
+    given = {
+        "leaf_product": (x, torch.randn(8, 4, 5, device=DEVICE), torch.randn(8, 4, device=DEVICE), leaf, order, True),
+        "leaf_outer": (grad, x, leaf, order, end, 8, "first"),
+        "walk_from": (x, *tree, None, None, node, grad, None, "relu"),
+        "path_logits": (x, leaf, order, *tree),
+        "path_inputs": (grad, leaf, order, tree[0]),
+        "path_outer": (x, grad, *groups, tree[0]),
+    }[name]
+    run = getattr(torch.ops.fastff, name)
+    for view in (negated, apart):
+        views = [view(t) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given]
+        torch.testing.assert_close(run(*views), run(*given), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_gradient_that_a_bit_negates(everywhere):
+    """The kernels of the backward pass read the opposite numbers."""
+    layer = make(depth=2, decision="sampled", dtype=torch.float32).to(DEVICE).freeze_tree_()
+    x, grad = torch.randn(9, 5, device=DEVICE), torch.randn(9, layer.out_features, device=DEVICE)
+    layer(x).backward(grad)
+    wanted = layer.leaf_in_weight.grad.clone()
+    layer.zero_grad()
+    layer(x).backward(negated(grad))
+    assert torch.equal(layer.leaf_in_weight.grad, wanted)
 
 
 class Sizes(TorchDispatchMode):

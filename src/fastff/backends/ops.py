@@ -227,5 +227,5 @@ _fake(
 _fake("fastff::path_inputs", lambda grad, leaf, order, weight: weight.new_empty(grad.shape[0], weight.shape[1]))
 _fake(
     "fastff::path_outer",
-    lambda x, grad, leaf, order, end, weight: (torch.empty_like(weight), weight.new_empty(weight.shape[0])),
+    lambda x, grad, leaf, order, end, weight: (weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])),
 )

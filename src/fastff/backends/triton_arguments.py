@@ -28,6 +28,14 @@ def precision(x: Tensor, leaf_width: int) -> str:
     return "tf32x3" if x.shape[1] >= 512 and leaf_width <= 64 else "bf16x6"
 
 
+def stored(x: Tensor) -> Tensor:
+    """The same numbers, stored as a kernel reads them: side by side, and none of them negated by a bit of the tensor.
+
+    A gradient may be stored otherwise, and under a compiler any tensor.
+    """
+    return x.resolve_neg().contiguous()
+
+
 def fits(x: Tensor, numbers: int, warps: int) -> bool:
     """Whether the registers of these warps have room for the numbers, and for some others."""
     return numbers * x.element_size() <= 512 * 32 * warps

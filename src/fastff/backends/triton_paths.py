@@ -10,7 +10,7 @@ from .._torch import in_eager
 from ..tensors import Tree, sparse_rows
 from . import paths
 from .choice import attempt
-from .triton_arguments import fits, function_name, node_tensors, node_width
+from .triton_arguments import fits, function_name, node_tensors, node_width, stored
 from .triton_launch import launch_kernel
 from .triton_segments import add_up, group, spans, sum_precision
 from .triton_size import power_of_two
@@ -52,14 +52,14 @@ def _walk_from(
 ) -> Tensor:
     from .triton_path_kernels import walk_from
 
-    x, node = x.resolve_neg().contiguous(), node.contiguous()
+    x, node = stored(x), node.contiguous()
     depth, leaf = heap.depth_of(len(tree.weight) + 1), torch.empty(len(x), dtype=torch.int64, device=x.device)
     if not len(x):
         return leaf
     with torch.cuda.device_of(x):
         launch_kernel(
             walk_from, (-(-len(x) // _TILE),),
-            x, *node_tensors(x, tree), node, x if threshold is None else threshold.float().contiguous(),
+            x, *map(stored, node_tensors(x, tree)), node, x if threshold is None else stored(threshold.float()),
             x if swap is None else swap.contiguous(), leaf, len(x),
             IN=x.shape[1], DEPTH=depth, N=node_width(tree), ACT=function_name(activation),
             THRESHOLD=threshold is not None, SWAP=swap is not None, **_walk_options(x),
@@ -74,7 +74,7 @@ def _walk_options(x: Tensor) -> dict[str, Any]:
 
 def logits_to(x: Tensor, leaf: Tensor, tree: Tree, sparse: bool) -> Tensor:
     """As `paths.logits_to`, for nodes of width 1 and trees that have some."""
-    x, groups = x.resolve_neg().contiguous(), group(leaf, len(tree.weight) + 1)
+    x, groups = stored(x), group(leaf, len(tree.weight) + 1)
     return _Logits.apply(x, *groups, tree.weight, tree.bias, sparse)  # type: ignore[no-untyped-call]
 
 
@@ -91,7 +91,7 @@ class _Logits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, leaf, order, end, weight = ctx.saved_tensors
-        grad = grad.contiguous()
+        grad = stored(grad)
         d_x = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             run = path_inputs if in_eager() else torch.ops.fastff.path_inputs
@@ -121,7 +121,7 @@ class _NodeSum(torch.autograd.Function):
         ctx.depth = values.shape[1]
         run = path_outer if in_eager() else torch.ops.fastff.path_outer
         like = values.new_empty(heap.num_nodes(ctx.depth), 1)
-        found: Tensor = run(values.new_ones(len(values), 1), values.contiguous(), group, order, end, like)[0]
+        found: Tensor = run(values.new_ones(len(values), 1), values, group, order, end, like)[0]
         return found
 
     @staticmethod
@@ -143,6 +143,7 @@ def path_logits(x: Tensor, leaf: Tensor, order: Tensor, weight: Tensor, bias: Te
 def _path_logits(x: Tensor, leaf: Tensor, order: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     from .triton_path_kernels import path_logits
 
+    x, weight, bias = stored(x), stored(weight), stored(bias)
     batch, depth = len(x), heap.depth_of(len(weight) + 1)
     z = torch.empty(batch, depth, dtype=torch.float32, device=x.device)
     if batch:
@@ -168,6 +169,7 @@ def path_inputs(grad: Tensor, leaf: Tensor, order: Tensor, weight: Tensor) -> Te
 def _path_inputs(grad: Tensor, leaf: Tensor, order: Tensor, weight: Tensor) -> Tensor:
     from .triton_path_kernels import path_inputs
 
+    grad, weight = stored(grad), stored(weight)
     (batch, depth), features = grad.shape, weight.shape[1]
     out = weight.new_empty(batch, features)
     if batch:
@@ -198,8 +200,9 @@ def _path_outer(
 ) -> tuple[Tensor, Tensor]:
     from .triton_path_kernels import path_outer
 
+    x, grad = stored(x), stored(grad)
     (batch, depth), features = grad.shape, weight.shape[1]
-    out, bias = torch.zeros_like(weight), weight.new_zeros(len(weight))
+    out, bias = weight.new_zeros(weight.shape), weight.new_zeros(len(weight))
     if not batch:
         return out, bias
     levels, columns = max(16, power_of_two(depth)), min(256 // x.element_size(), max(16, power_of_two(features)))

@@ -17,7 +17,7 @@ from ..validate import check_allocated
 from . import segments
 from .choice import attempt
 from .reference import input_pairs
-from .triton_arguments import precision
+from .triton_arguments import precision, stored
 from .triton_launch import launch_kernel
 from .triton_size import power_of_two
 
@@ -50,7 +50,7 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dropo
         if part is not None:  # the kernels would read memory that was freed
             check_allocated(f"leaves.{name}", part)
     groups = group(leaf, len(leaves.in_weight))
-    x = x.resolve_neg().contiguous()
+    x = stored(x)
     first = (_linear(x, weight, bias, groups, True, sparse) for weight, bias in input_pairs(leaves))
     hidden = apply(activation, *first)  # (batch, l), in the order of the leaves
     hidden = F.dropout(hidden, dropout) if dropout else hidden
@@ -90,7 +90,7 @@ class _Linear(torch.autograd.Function):
                 'decision="sampled" has no second derivative. Use decision="straight_through", or no create_graph=True.'
             )
         rows, weight, bias, leaf, order, end = ctx.saved_tensors
-        grad = grad.contiguous()
+        grad = stored(grad)
         d_rows = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             run = product if in_eager() else torch.ops.fastff.leaf_product
@@ -127,7 +127,7 @@ def _product(
 ) -> Tensor:
     from .triton_segment_kernels import leaf_product
 
-    rows, leaf = rows.contiguous(), leaf.int()
+    rows, weight, bias, leaf = stored(rows), stored(weight), None if bias is None else stored(bias), leaf.int()
     batch, leaves = len(leaf), len(weight)
     n, k = weight.shape[1:] if transposed else weight.shape[:0:-1]
     out = rows.new_empty(batch, n)
@@ -174,7 +174,7 @@ def _outer(
 ) -> tuple[Tensor, Tensor]:
     from .triton_segment_kernels import leaf_outer
 
-    first, second, leaf = first.contiguous(), second.contiguous(), leaf.int()
+    first, second, leaf = stored(first), stored(second), leaf.int()
     batch, (a, b) = len(leaf), (first.shape[1], second.shape[1])
     out = first.new_zeros(leaves, a, b)
     bias = first.new_zeros(leaves, {"none": 0, "first": a, "second": b}[sums])

@@ -19,10 +19,16 @@ _CHOICES = ("triton",)
 
 def takes(activation: Activation, x: Tensor, *tensors: Tensor | None) -> bool:
     """Whether the kernels run what is computed from x and these parameters."""
-    if chosen() not in _CHOICES or not triton.INSTALLED or not (x.is_cuda and isinstance(activation, str)):
+    if chosen() not in _CHOICES or not triton.INSTALLED or not (_can_run(x) and isinstance(activation, str)):
         return False
     weights = [t for t in tensors if t is not None]
-    # Kernels read memory, where a view with the negative bit has the opposite numbers.
-    alike = all(t.dtype == x.dtype and t.device == x.device and t.is_contiguous() and not t.is_neg() for t in weights)
-    # Under a compiler the kernels are operations; those choose again when they run, with their numbers.
-    return x.dtype in triton.DTYPES and alike and (is_plain(x, *weights) or not in_eager())
+    alike = all(t.dtype == x.dtype and t.device == x.device and t.is_contiguous() for t in weights)
+    if x.dtype not in triton.DTYPES or not alike:
+        return False
+    # Under a compiler the kernels are operations, which copy what they could not read; Dynamo refuses is_neg(). In
+    # eager, torch runs weights with a negative bit: no copy of them at every step.
+    return not in_eager() or (is_plain(x, *weights) and not any(t.is_neg() for t in weights))
+
+
+def _can_run(x: Tensor) -> bool:
+    return x.is_cuda
