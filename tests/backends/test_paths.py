@@ -78,6 +78,17 @@ def test_sparse_gradients_of_the_nodes_equal_dense_ones():
         torch.testing.assert_close(sparse.to_dense(), dense)
 
 
+def test_a_second_derivative_is_recorded():
+    """The derivative by hand is made of operations that autograd sees."""
+    layer, node = make(depth=3), torch.randint(7, (4, 2))
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+
+    def compute(x, weight, bias):
+        return paths.logits(x, node, type(layer.tree)(weight, bias), "relu")
+
+    assert torch.autograd.gradgradcheck(compute, (x, layer.node_weight, layer.node_bias))
+
+
 def test_no_path_has_no_logits():
     layer = fastff.FFF(5, 4, depth=0, leaf_width=3)
     assert paths.logits(torch.randn(3, 5), torch.zeros(3, 0, dtype=torch.int64), layer.tree, "relu").shape == (3, 0)

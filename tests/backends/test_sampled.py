@@ -224,6 +224,16 @@ def test_nothing_is_drawn_where_the_tree_does_not_learn():
     assert layer.leaf_in_weight.grad is not None
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_second_derivative_of_the_tree_alone_is_refused(estimator):
+    """With frozen leaves it was silently wrong: it held the leaves' outputs and the draws constant."""
+    layer, x, _ = problem(decision="sampled", estimator=estimator)
+    for parameter in layer.leaf_parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(RuntimeError, match='decision="sampled" has no second derivative'):
+        torch.autograd.grad(layer(x).square().sum(), layer.node_weight, create_graph=True)
+
+
 @pytest.mark.parametrize("estimator", ["mixture", "even"])
 def test_no_graph_is_kept_after_backward(estimator):
     """Also when no loss has read the paths: the gradient of the output passes them."""

@@ -145,6 +145,16 @@ def test_sparse_gradients_hold_the_visited_nodes():
         assert torch.equal(other.to_dense(), one)
 
 
+def test_a_second_derivative_is_refused():
+    """It was silently wrong: autograd does not see what the kernels of the backward pass compute."""
+    x, leaf, tree = problem(9, 3, 5)
+    for own in (x, *tree[:2]):
+        own.requires_grad_()
+        with pytest.raises(RuntimeError, match='decision="sampled" has no second derivative'):
+            torch.autograd.grad(kernels(x, leaf, tree).square().sum(), own, create_graph=True)
+        own.requires_grad_(False)
+
+
 def test_opcheck():
     x, leaf, tree = problem(11, 3, 5)
     groups, grad = triton_segments.group(leaf, 8), torch.randn(11, 3, device=DEVICE)

@@ -166,6 +166,7 @@ class _Credit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        segments.refuse_second_derivative()  # the difference depends on the leaves, and the draw on the tree
         (difference,) = ctx.saved_tensors
         return grad, (grad.to(ctx.dtype) * difference.to(ctx.dtype)).sum(-1), None, None
 

@@ -87,6 +87,12 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, tran
     return _Linear.apply(rows, weight, bias, leaf, transposed, sparse)  # type: ignore[no-untyped-call]
 
 
+def refuse_second_derivative(of: str = 'decision="sampled"', instead: str = 'decision="straight_through"') -> None:
+    """Raise in a backward pass of create_graph=True, if nothing records the operations of that pass."""
+    if in_eager() and torch.is_grad_enabled():
+        raise RuntimeError(f"{of} has no second derivative. Use {instead}, or no create_graph=True.")
+
+
 class _Linear(torch.autograd.Function):
     """product + bias[leaf]."""
 
@@ -101,10 +107,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if in_eager() and torch.is_grad_enabled():
-            raise RuntimeError(
-                'decision="sampled" has no second derivative. Use decision="straight_through", or no create_graph=True.'
-            )
+        refuse_second_derivative()
         rows, weight, bias, leaf = ctx.saved_tensors
         d_rows = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import tree as heap
-from .._torch import in_eager
 from ..activations import Activation, apply
 from ..tensors import Leaves, Shed, SoftOptions, Tree, at_least_float32
 from . import aten, paths, reference, segments
@@ -188,8 +187,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if in_eager() and torch.is_grad_enabled():
-            raise RuntimeError("epsilon > 0 has no second derivative. Use epsilon=0, or no create_graph=True.")
+        segments.refuse_second_derivative("epsilon > 0", "epsilon=0")
         hidden, weight, out_weight, out_bias, leaf, sample = ctx.saved_tensors
         need_hidden, need_weight, need_out_weight, need_out_bias, *_ = ctx.needs_input_grad
         rows, weight = grad.index_select(0, sample), weight.unsqueeze(1)

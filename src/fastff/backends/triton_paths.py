@@ -10,6 +10,7 @@ from .._torch import in_eager
 from ..tensors import Tree, sparse_rows
 from . import paths
 from .choice import attempt
+from .segments import refuse_second_derivative
 from .triton_arguments import fits, function_name, node_tensors, node_width, stored
 from .triton_launch import launch_kernel
 from .triton_segments import add_up, group, spans, sum_precision
@@ -90,6 +91,7 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         x, leaf, order, end, weight = ctx.saved_tensors
         grad = stored(grad)
         d_x = d_weight = d_bias = None

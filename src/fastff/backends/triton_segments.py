@@ -85,10 +85,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if in_eager() and torch.is_grad_enabled():
-            raise RuntimeError(
-                'decision="sampled" has no second derivative. Use decision="straight_through", or no create_graph=True.'
-            )
+        segments.refuse_second_derivative()
         rows, weight, bias, leaf, order, end = ctx.saved_tensors
         grad = stored(grad)
         d_rows = d_weight = d_bias = None
