@@ -5,7 +5,7 @@ import torch
 
 from fastff import sampling
 from fastff.functional import mixture, walk
-from fastff.sampling import ESTIMATORS, check_alternatives, draw, leaving, level_chances, thresholds
+from fastff.sampling import ESTIMATORS, check_alternatives, draw, leaving, level_chances, running_sum, thresholds
 
 DRAWS = 20000
 
@@ -66,6 +66,16 @@ def test_leaving_sums_to_the_mass_of_the_other_leaves():
         torch.testing.assert_close(leaving(path).sum(-1), rest, rtol=0, atol=1e-15)
     sure = leaving(torch.full((1, 3), 50.0, dtype=torch.float64)).sum()
     torch.testing.assert_close(sure, 3 * torch.sigmoid(torch.tensor(-50.0, dtype=torch.float64)), rtol=1e-12, atol=0)
+
+
+def test_a_running_sum_is_that_of_torch():
+    """Infinities and NaN reach the same columns; and a tree of depth 0 has none."""
+    values = torch.tensor([[0.5, -2.0, 3.0], [-torch.inf, 1.0, -torch.inf], [1.0, torch.nan, 1.0]], requires_grad=True)
+    found, wanted = running_sum(values), values.cumsum(-1)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    direction = torch.randn(3, 3)
+    torch.testing.assert_close(*(torch.autograd.grad((t * direction).sum(), values)[0] for t in (found, wanted)))
+    assert running_sum(torch.zeros(4, 0)).shape == (4, 0)
 
 
 def on_path(leaf, depth):

@@ -51,13 +51,13 @@ def draw(logits: Tensor, estimator: str, alternatives: int) -> tuple[Tensor, Ten
     total = mass.sum(-1, keepdim=True)  # (batch, 1)
     # Levels whose mass lies left of the place. A NaN compares as False: level 0, a valid one.
     place = _uniforms(logits, alternatives) * total
-    level = (place.unsqueeze(-1) >= mass.cumsum(-1).unsqueeze(1)).sum(-1).clamp(max=depth - 1)
+    level = (place.unsqueeze(-1) >= running_sum(mass).unsqueeze(1)).sum(-1).clamp(max=depth - 1)
     return level, (total / alternatives).expand(batch, alternatives)
 
 
 def level_chances(logits: Tensor, alternatives: int) -> Tensor:
     """The probability of each level for each draw of "mixture": (batch, alternatives, depth), summing to 1."""
-    ends = leaving(logits).cumsum(-1)  # (batch, depth)
+    ends = running_sum(leaving(logits))  # (batch, depth)
     ends = torch.where(ends[:, -1:] > 0, ends / ends[:, -1:], 1)  # all on level 0, if no decision is in doubt
     # Not arange / alternatives, which is float32: (alternatives, 1)
     part = torch.arange(alternatives, dtype=ends.dtype, device=ends.device).unsqueeze(-1) / alternatives
@@ -76,9 +76,18 @@ def leaving(logits: Tensor) -> Tensor:
     They sum to 1 minus the visited leaf's mixture weight, without the rounding error of that difference.
     """
     clear = logits.abs()
-    stays = F.logsigmoid(clear).cumsum(-1)  # the hard path takes the likelier side
+    stays = running_sum(F.logsigmoid(clear))  # the hard path takes the likelier side
     reaches = torch.cat([torch.zeros_like(stays[:, :1]), stays[:, :-1]], -1)
     return reaches.exp() * torch.sigmoid(-clear)
+
+
+def running_sum(values: Tensor) -> Tensor:
+    """values.cumsum(-1), for a few columns. On a GPU, torch's own adds in no fixed order, and raises under
+    torch.use_deterministic_algorithms(True)."""
+    sums: list[Tensor] = []
+    for column in values.unbind(-1):
+        sums.append(sums[-1] + column if sums else column)
+    return torch.stack(sums, -1) if sums else values
 
 
 def _uniforms(logits: Tensor, alternatives: int) -> Tensor:

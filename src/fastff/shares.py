@@ -19,6 +19,7 @@ from torch import Tensor
 from . import tree as heap
 from ._torch import in_eager
 from .backends import paths
+from .sampling import running_sum
 
 _NODES = 16  # a level of at most that many nodes remembers no earlier batch; one of n nodes, n / 16 batches
 _LEAST = 1e-12  # added to a share: a node that sends all one way has a finite loss and gradient
@@ -42,7 +43,7 @@ def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
         return value
     turn = paths.turns(leaf.flatten(), logits.shape[-1]).view(logits.shape)
     taken = F.logsigmoid(torch.where(turn, logits, -logits))
-    before = taken.cumsum(-1) - taken
+    before = running_sum(taken) - taken
     return value * (before - before.detach()).exp()
 
 

@@ -273,6 +273,27 @@ def test_no_tensor_grows_with_the_number_of_leaves(estimator):
         assert sizes.largest <= batch * max(width, 4 * depth), sizes.shape
 
 
+class Names(TorchDispatchMode):
+    """Remembers which operations ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.found.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("alternatives", [1, 2])
+def test_a_step_can_be_deterministic_on_a_gpu(alternatives):
+    """torch.use_deterministic_algorithms(True) made a GPU refuse "mixture", for its cumsum of floats."""
+    layer = make(depth=3, decision="sampled", alternatives=alternatives)
+    with Names() as names:
+        (layer(torch.randn(9, 5, dtype=torch.float64)).sum() + fastff.balance_loss(layer)).backward()
+    assert not {"cumsum", "cumprod", "logcumsumexp", "put", "histc", "median"} & names.found
+
+
 def test_memory_for_backward_does_not_depend_on_the_number_of_leaves():
     """What autograd keeps, besides the parameters, grows with the depth: by a few numbers per sample and level."""
     kept = {}

@@ -35,7 +35,7 @@ from torch import Tensor
 from .. import tree as heap
 from .._torch import in_eager
 from ..activations import Activation
-from ..sampling import draw, level_chances, thresholds
+from ..sampling import draw, level_chances, running_sum, thresholds
 from ..tensors import Leaves, Sampled, SampledOptions, Tree, at_least_float32
 from . import aten, paths, segments, triton_training
 from .choice import choose, run
@@ -133,7 +133,7 @@ def _compared(scores: list[Tensor], weight: Tensor, logits: Tensor, leaf: Tensor
     turn = paths.turns(leaf, logits.shape[1])
     signed = torch.where(turn if swap is None else turn ^ swap, logits, -logits)
     stays = F.logsigmoid(signed)
-    leaves_path = stays.cumsum(-1) - stays + F.logsigmoid(-signed)  # log of the probability, at each level
+    leaves_path = running_sum(stays) - stays + F.logsigmoid(-signed)  # log of the probability, at each level
     chance = level_chances(signed.detach(), len(scores))
     expected = (chance * leaves_path.unsqueeze(1)).sum(-1) * weight.unsqueeze(-1)  # (batch, alternatives)
     score = torch.stack(scores, 1)
