@@ -202,6 +202,19 @@ def test_a_model_converted_after_a_step_is_named(build):
     assert all(p.isfinite().all() for p in layer.parameters())
 
 
+def test_large_rows_on_a_gpu_need_no_copy_each(monkeypatch):
+    """Each had its own count, which was copied to the GPU: one copy for each leaf and parameter that a step touched."""
+    layer = make(256, 256, depth=6, leaf_width=16, decision="sampled", dtype=torch.float32)
+    optimizer = LazyAdamW(layer)
+    layer(torch.randn(9, 256)).square().sum().backward()
+    touched, copies, real = len(layer.leaf_in_weight.grad._indices()[0]), [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, *args, **options: copies.append(t) or real(t, *args, **options))
+    optimizer.step()
+    assert 2 < touched < 64
+    assert len(copies) < touched
+
+
 def test_nodes_have_their_own_rate():
     layer = make(depth=3, decision="sampled")
     optimizer = LazyAdamW(layer, 0.01, node_lr=0.0, weight_decay=0.0)

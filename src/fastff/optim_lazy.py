@@ -90,7 +90,7 @@ class _Lazy(torch.optim.Optimizer):
                     "optimizer.load_state_dict(optimizer.state_dict()), which converts the moments."
                 )
         if not group["rows"]:
-            self._update([parameter], [grad], [[t] for t in self._moments(state)], [state["step"].clone()], group)
+            self._update([parameter], [grad], [[t] for t in self._moments(state)], state["step"], group)
             state["step"] += 1
             return
         rows, values = touched(grad)
@@ -102,8 +102,7 @@ class _Lazy(torch.optim.Optimizer):
             pieces, grads = [_rows(t, rows) for t in tensors], list(values.unbind())
         else:
             pieces, grads = [[t.index_select(0, rows)] for t in tensors], [values]
-        counts = state["step"].expand(len(grads)).clone()
-        self._update(pieces[0], grads, pieces[1:], list(counts.unbind()), group)
+        self._update(pieces[0], grads, pieces[1:], state["step"], group)
         if len(rows) < len(parameter) and parameter[0].numel() < _LARGE:
             for tensor, (copied,) in zip(tensors, pieces, strict=True):
                 tensor.index_copy_(0, rows, copied)
@@ -158,10 +157,10 @@ class _Lazy(torch.optim.Optimizer):
         parameters: list[Tensor],
         grads: list[Tensor],
         moments: list[list[Tensor]],
-        steps: list[Tensor],
+        step: Tensor,
         group: dict[str, Any],
     ) -> None:
-        """Step these tensors, which may be rows, in place."""
+        """Step these tensors, which may be rows, in place. `step` is the number of steps before, on the CPU."""
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -208,7 +207,7 @@ class LazySGD(_Lazy):
         parameters: list[Tensor],
         grads: list[Tensor],
         moments: list[list[Tensor]],
-        steps: list[Tensor],
+        step: Tensor,
         group: dict[str, Any],
     ) -> None:
         decay = 1 - group["lr"] * group["weight_decay"]
@@ -261,20 +260,21 @@ class LazyAdamW(_Lazy):
         parameters: list[Tensor],
         grads: list[Tensor],
         moments: list[list[Tensor]],
-        steps: list[Tensor],
+        step: Tensor,
         group: dict[str, Any],
     ) -> None:
         if parameters:
             mean, square = moments
-            # A GPU's fused kernel reads the counts there. `step` itself stays here, and _step counts rows.
-            counts = [count.to(parameters[0].device) for count in steps] if parameters[0].is_cuda else steps
+            # The fused kernel adds 1 to a count for each tensor, and reads it on the tensor's device: filled there,
+            # without a copy for each.
+            counts = torch.full((len(parameters),), step.item(), dtype=step.dtype, device=parameters[0].device)
             adamw(
                 parameters,
                 grads,
                 mean,
                 square,
                 [],
-                counts,
+                list(counts.unbind()),
                 fused=True,
                 amsgrad=False,
                 beta1=group["betas"][0],
