@@ -100,6 +100,12 @@ def test_every_run_gives_the_same_bits():
         assert torch.equal(once, again)
 
 
+def test_a_sum_in_one_span_needs_no_room_for_parts():
+    """It had room for two, which nothing wrote or read."""
+    for batch, numbers in ((64, 0), (65, 2 * 2 * 10)):
+        assert triton_segments.spans(batch, 1, 10, torch.zeros(1, device=DEVICE))[2].numel() == numbers
+
+
 def test_a_nan_stays_in_its_leaf_and_its_sample():
     layer = make(7, 5, depth=2, leaf_width=3, dtype=torch.float32).to(DEVICE)
     with torch.no_grad():

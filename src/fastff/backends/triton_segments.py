@@ -201,11 +201,12 @@ def sum_precision(x: Tensor) -> str:
 def spans(batch: int, columns: int, numbers: int, like: Tensor) -> tuple[int, int, Tensor]:
     """How many places a program of a sum takes, how many such spans there are, and room for their parts.
 
-    The wider the result, the longer the spans: the room is about 2 * _PROGRAMS blocks of the result in any case.
+    The wider the result, the longer the spans: the room is about 2 * _PROGRAMS blocks of the result in any case. One
+    span has no parts.
     """
     span = max(64, power_of_two(-(-batch * columns // _PROGRAMS)))
     chunks = -(-batch // span)
-    return span, chunks, torch.empty(2 * chunks * numbers, dtype=torch.float32, device=like.device)
+    return span, chunks, torch.empty(2 * chunks * numbers if chunks > 1 else 0, dtype=torch.float32, device=like.device)
 
 
 def add_up(
