@@ -108,8 +108,8 @@ def test_walks(node_width, threshold, swap, features, monkeypatch):
     swaps = torch.rand(37, 4, device=DEVICE) < 0.3 if swap else None
     wide = Tree(*(None if t is None else t.double() for t in layer.tree))
     wanted = paths.descend_by_torch(x.double(), wide, "gelu", start, limits, swaps)
-    for kept in (True, False):
-        monkeypatch.setattr(triton_paths, "fits", lambda *_, kept=kept: kept)
+    for kept in (4 * features, 4 * features - 1):  # in registers, and read again for each node
+        monkeypatch.setattr(triton_paths, "_KEPT", kept)
         found = poisoned(lambda: triton_paths.descend(x, layer.tree, "gelu", start, limits, swaps))
         assert torch.equal(found, wanted)
 
@@ -190,11 +190,13 @@ from triton_build import Build, WithoutSpills
 Build(triton_segment_kernels, "add_parts")
 built = {name: WithoutSpills(kernels, name) for name in ("walk_from", "path_logits", "path_inputs", "path_outer")}
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+WIDTHS = {BF16: (1024, 1536), F16: (1024, 1792), F32: (512, 1024)}  # inputs that stay in registers, and that do not
 
 def empty(*size, dtype):
     return torch.empty(*size, device="meta", dtype=dtype)
 
 sizes = [(16384, 768, 8, BF16), (16384, 768, 15, F16), (99, 37, 18, F32)]
+sizes += [(16384, features, 8, dtype) for dtype, widths in WIDTHS.items() for features in widths]
 for batch, features, depth, dtype in sizes:
     tree = Tree(empty(2**depth - 1, features, dtype=dtype), empty(2**depth - 1, dtype=dtype))
     x = empty(batch, features, dtype=dtype)
@@ -210,5 +212,6 @@ print("built")
 
 
 def test_compiles_for_a_gpu_that_is_not_there():
+    """No kernel spills a register. Inputs of 3072 bytes stayed in registers, and walks then had too few others."""
     run = without_interpreter(AHEAD_OF_TIME)
     assert run.stdout.strip() == "built", run.stderr

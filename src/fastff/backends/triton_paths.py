@@ -11,12 +11,13 @@ from ..tensors import Tree, sparse_rows
 from . import paths
 from .choice import attempt
 from .segments import refuse_second_derivative
-from .triton_arguments import fits, function_name, node_tensors, node_width, stored
+from .triton_arguments import function_name, node_tensors, node_width, stored
 from .triton_launch import launch_kernel
 from .triton_segments import add_up, group, spans, sum_precision
 from .triton_size import power_of_two
 
 _TILE = 16  # samples that walk together
+_KEPT = 2048  # bytes: inputs that stay in registers. With 3072, walks spill others.
 
 
 def descend(
@@ -69,7 +70,7 @@ def _walk_from(
 
 
 def _walk_options(x: Tensor) -> dict[str, Any]:
-    kept = fits(x, _TILE * x.shape[1], 4)
+    kept = x.shape[1] * x.element_size() <= _KEPT
     return {"BM": _TILE, "BLOCK": 512 // x.element_size(), "KEPT": kept, "num_warps": 4}
 
 
