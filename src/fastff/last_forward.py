@@ -16,7 +16,7 @@ _SHED = ("last_visits", "last_reach", "last_node")
 LAST = (*_SOFT, *_SAMPLED, *_SHED)  # the attributes
 
 
-def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:
+def remember(layer: nn.Module, source: Tensor, **tensors: Tensor | None) -> None:
     """Set these attributes of a layer, in place of the previous forward's.
 
     `source` is the tensor from which they are computed. Every backward through the layer's output passes it.
@@ -26,7 +26,7 @@ def remember(layer: nn.Module, source: Tensor, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         setattr(layer, name, tensor)
     if in_eager():
-        for name in tensors:
+        for name in (name for name, tensor in tensors.items() if tensor is not None):
             release_after_backward(layer, name, source)
 
 

@@ -206,9 +206,10 @@ class FFF(nn.Module):
         alternatives = min(check_int("alternatives", self.alternatives, 1), max(self.depth, 1))
         sparse = self.sparse_gradients and not self.sharing and not is_compiling()
         options |= {"alternatives": alternatives, "estimator": self.estimator, "sparse": sparse}
-        output, path, leaf, weight = functional.sampled(x, self.tree, leaves, **options)
-        shares = update(self.running_shares, path, leaf, weight)
-        remember(self, path, last_path=path, last_leaf=leaf, last_weight=weight, running_shares=shares)
+        output, path, leaf, weight, nodes = functional.sampled(x, self.tree, leaves, **options)
+        shares = update(self.running_shares, path, leaf, weight) if nodes is None else None
+        seen = {"last_path": path, "last_leaf": leaf, "last_weight": weight, "last_logits": nodes}
+        remember(self, path, **seen, running_shares=shares)
         return output
 
     def soft(self, x: Tensor) -> Tensor:

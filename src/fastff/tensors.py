@@ -102,6 +102,7 @@ class Sampled(NamedTuple):
     logits: Tensor  # (batch, paths, depth): of the nodes on a path, scaled by the temperature, before transposition
     leaf: Tensor  # (batch, paths): where a path ends
     weight: Tensor  # (batch, paths): sums to 1
+    nodes: Tensor | None = None  # (batch, nodes): of all nodes, as `logits`, if these are few (backends/paths.py)
 
 
 Parts = TypeVar("Parts", Tree, Leaves)

@@ -262,8 +262,9 @@ class Sizes(TorchDispatchMode):
 
 @pytest.mark.parametrize("estimator", ["mixture", "even"])
 def test_no_tensor_grows_with_the_number_of_leaves(estimator):
-    """No operation of a step makes a tensor as large as (batch, leaves) or (batch, nodes), up to depth 12."""
-    batch, width = 96, 9
+    """No operation of a step makes a tensor as large as (batch, leaves) or (batch, nodes), up to depth 12, unless it is
+    smaller than the input."""
+    batch, width = 96, 16  # all nodes at depth 3, paths at 5 and 12
     for depth in (3, 5, 12):
         layer = fastff.FFF(width, 7, depth=depth, leaf_width=2, decision="sampled", estimator=estimator)
         x = torch.randn(batch, width, requires_grad=True)
@@ -298,7 +299,7 @@ def test_memory_for_backward_does_not_depend_on_the_number_of_leaves():
     """What autograd keeps, besides the parameters, grows with the depth: by a few numbers per sample and level."""
     kept = {}
     for depth in (4, 12):
-        layer = fastff.FFF(9, 7, depth=depth, leaf_width=2, decision="sampled")
+        layer = fastff.FFF(9, 7, depth=depth, leaf_width=2, decision="sampled")  # paths: 15 nodes and more
         own = {p.untyped_storage().data_ptr() for p in layer.parameters()}
         seen = {}
 

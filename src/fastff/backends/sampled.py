@@ -48,7 +48,8 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     swap = _swaps(x, depth, options.transposition)
     with torch.no_grad():
         leaf = _route(x, tree, activation, swap)
-    logits = paths.logits_to(x, leaf, tree, activation, options.sparse) * options.temperature
+    nodes = paths.Nodes(x, tree, activation, options)
+    logits = nodes.logits_to(leaf)
     at_owner = options.at_owner or _here
 
     def visit(rows: Tensor, leaf: Tensor, leaves: Leaves) -> Tensor:
@@ -63,7 +64,7 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
         flipped = logits.detach() if swap is None else torch.where(swap, -logits, logits).detach()
         level, weight = draw(flipped, options.estimator, options.alternatives)
         draws = zip(level.unbind(1), weight.unbind(1), strict=True)
-        walks = [_walk(x, leaf, swap, at, own, tree, activation, options) for at, own in draws]
+        walks = [_walk(nodes, leaf, swap, at, own, options) for at, own in draws]
     soft = [walk for walk in walks if walk.logits is not None]
     # The losses read these, and the output's gradient passes them: see last_forward.py.
     walked = torch.stack([logits, *(walk.logits for walk in soft if walk.logits is not None)], 1)
@@ -73,15 +74,17 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     ]
     if len(soft) > 1:
         scores = _compared(scores, soft[0].weight, walked[:, 0], leaf, swap)
-    for walk, score in zip(walks, scores, strict=True):
+    if walks:
+        other = torch.cat([walk.leaf for walk in walks])  # in one pass: a leaf is read once for all of its samples
         with torch.no_grad():
-            difference = at_owner(x, walk.leaf, leaves, outputs) - y
-        y = _Credit.apply(y, score, difference, walk.leaf)  # type: ignore[no-untyped-call]
-    # _Credit gives a view, which torch lets nobody change in place: a ReLU(inplace=True) may follow.
-    y = y.clone() if walks else y
+            rows = x.repeat(len(walks), 1) if len(walks) > 1 else x
+            difference = at_owner(rows, other, leaves, outputs).unflatten(0, (len(walks), len(x))) - y
+        y = _Credit.apply(y, torch.stack(scores), difference, other)  # type: ignore[no-untyped-call]
+        # _Credit gives a view, which torch lets nobody change in place: a ReLU(inplace=True) may follow.
+        y = y.clone()
     rest = torch.stack([walk.weight for walk in soft], 1) if soft else logits.new_zeros(len(x), 0)
     weights = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
-    return Sampled(y, walked, torch.stack([leaf, *(walk.leaf for walk in soft)], 1), weights)
+    return Sampled(y, walked, torch.stack([leaf, *(walk.leaf for walk in soft)], 1), weights, nodes.all)
 
 
 class _Walk(NamedTuple):
@@ -95,30 +98,22 @@ class _Walk(NamedTuple):
 
 
 def _walk(
-    x: Tensor,
-    leaf: Tensor,
-    swap: Tensor | None,
-    level: Tensor,
-    weight: Tensor,
-    tree: Tree,
-    activation: Activation,
-    options: SampledOptions,
+    nodes: paths.Nodes, leaf: Tensor, swap: Tensor | None, level: Tensor, weight: Tensor, options: SampledOptions
 ) -> _Walk:
-    depth = heap.depth_of(len(tree.weight) + 1)
+    depth = nodes.depth
     with torch.no_grad():
         turn = paths.turns(leaf, depth).gather(1, level.unsqueeze(1)).squeeze(1)
         node = paths.nodes(leaf, depth).gather(1, level.unsqueeze(1)).squeeze(1)
         other = 2 * node + 1 + ~turn  # the other child
-        own = _swaps(x, depth, options.transposition)
+        own = _swaps(nodes.x, depth, options.transposition)
         if options.estimator != "mixture":
-            return _Walk(level, weight, paths.descend(x, tree, activation, other, swap=own), None, None)
-        like = torch.empty(len(x), depth, dtype=weight.dtype, device=x.device)
-        end = paths.descend(x, tree, activation, other, thresholds(like) / options.temperature, own)
+            return _Walk(level, weight, nodes.descend(other, swap=own), None, None)
+        like = torch.empty(len(leaf), depth, dtype=weight.dtype, device=leaf.device)
+        end = nodes.descend(other, thresholds(like), own)
         if own is not None and swap is not None:
-            shared = torch.arange(depth, device=x.device) <= level.unsqueeze(1)  # the way that both have in common
+            shared = torch.arange(depth, device=leaf.device) <= level.unsqueeze(1)  # the way that both have in common
             own = torch.where(shared, swap, own)
-    logits = paths.logits_to(x, end, tree, activation, options.sparse) * options.temperature
-    return _Walk(level, weight, end, logits, own)
+    return _Walk(level, weight, end, nodes.logits_to(end), own)
 
 
 def _score_of_walk(walk: _Walk, logits: Tensor) -> Tensor:
@@ -152,7 +147,7 @@ def _score_of_flip(walk: _Walk, logits: Tensor, leaf: Tensor, swap: Tensor | Non
 
 
 class _Credit(torch.autograd.Function):
-    """y, such that score gets the gradient <g, difference>."""
+    """y, such that the scores (alternatives, batch) get the gradients <g, difference>."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, score: Tensor, difference: Tensor, other: Tensor) -> Tensor:
@@ -162,7 +157,7 @@ class _Credit(torch.autograd.Function):
             return y.view_as(y)
         # No output of forward depends on the draws. A compiler (torch 2.13) would draw in forward and again, otherwise,
         # in backward. Leaves are never negative: the same output, which seems to depend on them.
-        return torch.where((other >= 0).unsqueeze(-1), y, 0)
+        return torch.where((other[: len(y)] >= 0).unsqueeze(-1), y, 0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..batches import batches, check_reached, evaluation_mode, feed, watch_inputs
 from ..functional import mixture, walk
 from ..layer import FFF, fff_layers
-from ..training.losses import is_sampled, last_logits
+from ..training.losses import last_logits, sees_paths
 from ..tree import one_hot, sum_below
 from ..visits import is_shed, leaf_mass, visits
 
@@ -76,7 +76,7 @@ def _last_usage(layer: FFF, logits: Tensor) -> Usage:
         node_mass = reach.new_zeros(layer.num_nodes, dtype=torch.float64).index_add_(0, node, reach.double())
         mass = leaf_mass(logits.double(), reach.double(), node, batch, layer.depth)
         return Usage(batch, mass, count, node_mass, sum_below(count))
-    if not is_sampled(layer) or layer.last_leaf is None:
+    if not sees_paths(layer) or layer.last_leaf is None:
         return _usage(logits)
     count = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves)
     mass, nodes = count.double(), sum_below(count)

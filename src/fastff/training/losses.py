@@ -9,9 +9,9 @@ They read what the last training forward of every FFF layer left behind, and sum
 With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's entropy in nats is
 H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
 
-A layer with `decision="sampled"` knows the nodes on a few paths of each sample. They stand for all nodes then: the
-visited path's for "mean" and "sum", all by their weights for "path" and for the balance. A layer with `epsilon` > 0
-knows the nodes that each sample visits: the others do not count.
+A layer with `decision="sampled"` and many nodes knows those on a few paths of each sample. They stand for all nodes
+then: the visited path's for "mean" and "sum", all by their weights for "path" and for the balance. A layer with
+`epsilon` > 0 knows the nodes that each sample visits: the others do not count.
 """
 
 import math
@@ -52,7 +52,7 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
         if is_shed(layer):
             losses.append(_entropy_of_visits(layer, logits, reduction))
             continue
-        if is_sampled(layer):
+        if sees_paths(layer):
             entropy = _entropy_of_paths(layer, logits, reduction)  # (batch, depth)
         else:
             entropy = bernoulli_entropy(logits)  # (batch, nodes)
@@ -66,7 +66,8 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
 def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
     """How unevenly the last training forward used the tree, summed over the FFF layers of `model`.
 
-    With `decision="sampled"`: how unevenly the last forwards used it, by a running mean (`fastff.shares`).
+    With `decision="sampled"` and many nodes: how unevenly the last forwards used it, by a running mean
+    (`fastff.shares`).
 
     "node": the sum over nodes of -(log a + log(1 - a)) / 2**(level + 1), with a the share of a node's samples that go
     right. Its minimum, where every node halves its samples, is depth * log 2.
@@ -78,7 +79,7 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
     """
     check_choice("kind", kind, ("node", "leaf"))
     found = [(layer, logits) for _, layer, logits in last_logits(model)]
-    if kind == "leaf" and any(is_sampled(layer) for layer, _ in found):
+    if kind == "leaf" and any(layer.decision == "sampled" for layer, _ in found):
         raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
     ranks = ranks_of(model)
     if ranks is None:
@@ -99,7 +100,7 @@ def _batch(layer: FFF, logits: Tensor) -> int:
 
 def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
     """What the balance loss of a layer is computed from; means over the samples."""
-    if is_sampled(layer):
+    if sees_paths(layer):
         assert layer.running_shares is not None
         return layer.running_shares  # (nodes, 2), without a gradient
     batch = max(_batch(layer, logits), 1)
@@ -125,7 +126,7 @@ def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> 
     own = [_shares(layer, logits, kind) for layer, logits in found]
     counts = torch.tensor([_batch(*one) for one in found], dtype=torch.float64, device=own[0].device)
     parts = (counts / ranks.sum([counts])[0].clamp(min=1)).tolist()  # of all samples
-    logarithms = [kind == "node" and not is_sampled(layer) for layer, _ in found]
+    logarithms = [kind == "node" and not sees_paths(layer) for layer, _ in found]
     zipped = [*zip(own, parts, logarithms, strict=True)]
     sums = iter(ranks.sum([s * part for s, part, log in zipped if not log]) if not all(logarithms) else ())
     logs = [s + (math.log(part) if part else -torch.inf) for s, part, log in zipped if log]
@@ -133,7 +134,7 @@ def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> 
     shares = []
     for (layer, _), (s, part, log) in zip(found, zipped, strict=True):
         whole, scale = next(log_sums if log else sums), part * ranks.size
-        if is_sampled(layer):
+        if sees_paths(layer):
             layer.running_shares = whole  # now alike on all ranks, and still the running mean of all samples
         elif part:
             change = s - s.detach()
@@ -145,7 +146,7 @@ def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> 
 
 def _unevenness(layer: FFF, logits: Tensor, shares: Tensor, kind: str, scale: float) -> Tensor:
     """The balance loss of a layer. scale: of the gradient of a sampled layer's own samples."""
-    if is_sampled(layer):
+    if sees_paths(layer):
         assert layer.last_leaf is not None
         assert layer.last_weight is not None
         return _mean_by_level(unevenness(shares, logits, layer.last_leaf, layer.last_weight, scale), layer.depth)
@@ -183,7 +184,8 @@ def _mean_by_level(values: Tensor, depth: int) -> Tensor:
 def entropies(model: nn.Module) -> dict[str, Tensor]:
     """The mean entropy of every node over the last training forward: a (nodes,) tensor for each FFF layer, by name.
 
-    With `decision="sampled"` or `epsilon` > 0, the mean over the samples that visited the node, and 0 if none did.
+    With `epsilon` > 0, or `decision="sampled"` and many nodes, the mean over the samples that visited the node, and 0
+    if none did.
     """
     return {name: _node_entropy(layer, logits) for name, layer, logits in last_logits(model)}
 
@@ -194,7 +196,7 @@ def _node_entropy(layer: FFF, logits: Tensor) -> Tensor:
         entropy, counts = bernoulli_entropy(logits), (reach > 0).to(logits.dtype)
         total, count = (t.new_zeros(layer.num_nodes).index_add_(0, node, t) for t in (entropy * counts, counts))
         return total / count.clamp(min=1)
-    if not is_sampled(layer) or layer.last_leaf is None:
+    if not sees_paths(layer) or layer.last_leaf is None:
         return bernoulli_entropy(logits).sum(0) / max(len(logits), 1)
     entropy, node = bernoulli_entropy(logits[:, 0]), paths.nodes(layer.last_leaf[:, 0], layer.depth).flatten()
     total = entropy.new_zeros(layer.num_nodes).index_add_(0, node, entropy.flatten())
@@ -211,15 +213,15 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
     """The name of every FFF layer, the layer, and the logits (batch, nodes) of its last training forward.
 
-    With `decision="sampled"`, the logits on the paths: (batch, paths, depth); with `epsilon` > 0, of the visits:
-    (rows,).
+    With `decision="sampled"` and many nodes, the logits on the paths: (batch, paths, depth); with `epsilon` > 0, of the
+    visits: (rows,).
     """
     for name, layer in fff_layers(model).items():
         trained = layer.depth > 0 and any(parameter.requires_grad for parameter in layer.tree_parameters())
-        stored = "last_path" if is_sampled(layer) else "last_visits" if is_shed(layer) else "last_logits"
+        stored = "last_path" if sees_paths(layer) else "last_visits" if is_shed(layer) else "last_logits"
         yield name, layer, recall(layer, stored, f"the FFF layer {name!r}", trained)
 
 
-def is_sampled(layer: FFF) -> bool:
-    """Whether the layer's training forwards leave the logits of paths."""
-    return layer.decision == "sampled"
+def sees_paths(layer: FFF) -> bool:
+    """Whether the layer's last training forward left the logits of paths, and not of all nodes."""
+    return layer.decision == "sampled" and layer.last_logits is None
