@@ -27,6 +27,8 @@ def read(path: Path | None) -> list[dict[str, str]]:
 
 def append(path: Path, rows: Sequence[dict[str, object]]) -> None:
     """Add rows to a file with the same columns; the file is replaced as a whole."""
+    if not rows:
+        return
     old = read(path)
     if old and list(old[0]) != list(rows[0]):
         raise SystemExit(f"{path} has other columns than these rows. Choose another --output.")

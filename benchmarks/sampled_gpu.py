@@ -7,7 +7,10 @@ top1-loop          a router, then torch.sort and one pair of products per expert
 top1-grouped       the same with torch's grouped_mm
 
 All have AdamW of torch, fused. A router of top1 is one matrix for all experts, so it is left out beyond 1024 of them.
-A way that cannot run here is skipped with its reason; one that asks the host has no graph.
+At depth 15, torch operations would launch one product after another for 10,000 visited leaves: `-torch` is left out
+there, unless --ways names it. A way that cannot run here is skipped with its reason, and a wrong one named, without a
+time. Eager steps of all depths come first. Then each graph has its own process, which a failed capture may ruin; a way
+that asks the host has no graph.
 
 Add `-compiled` to a way (in --ways) for the same under torch.compile, which takes half a minute for each depth.
 
@@ -31,9 +34,12 @@ Where a figure is far off, look at the sorts first, then `path_logits` (20 us at
 """
 
 import argparse
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +53,18 @@ WAYS = (
 MOST_EXPERTS = 1024
 
 
+class Wrong(Exception):
+    """A way gives other numbers than it should."""
+
+
 class Top1(nn.Module):
     """A mixture of experts in -> width -> in, of which one runs for each sample."""
 
-    def __init__(self, features: int, width: int, experts: int, grouped: bool) -> None:
+    def __init__(self, features: int, width: int, experts: int, grouped: bool, **place: Any) -> None:
         super().__init__()
-        self.router = nn.Linear(features, experts)
-        self.first = nn.Parameter(torch.randn(experts, features, width) / features**0.5)
-        self.second = nn.Parameter(torch.randn(experts, width, features) / width**0.5)
+        self.router = nn.Linear(features, experts, **place)
+        self.first = nn.Parameter(torch.randn(experts, features, width, **place) / features**0.5)
+        self.second = nn.Parameter(torch.randn(experts, width, features, **place) / width**0.5)
         self.grouped = grouped
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,21 +88,22 @@ class Way:
     def __init__(self, name: str, o: argparse.Namespace, depth: int, x: Tensor) -> None:
         width, features, leaves = o.leaf_width, o.features, 2**depth
         decision, *rest = name.removesuffix("-compiled").removesuffix("-torch").split("-")
-        self.by_torch, self.asks_host = "-torch" in name, "-torch" in name or name == "top1-loop"
+        self.by_kernels = decision == "sampled" and "-torch" not in name
+        place: dict[str, Any] = {"device": x.device, "dtype": x.dtype}
         if decision == "top1" and leaves > MOST_EXPERTS:
             raise ValueError(f"a router of more than {MOST_EXPERTS} experts")
         if decision in ("dense", "straight_through") and width << depth > o.most_dense:
             raise ValueError(f"more than {o.most_dense} neurons")
         model: nn.Module
         if decision == "top1":
-            model = Top1(features, width, leaves, rest == ["grouped"])
+            model = Top1(features, width, leaves, rest == ["grouped"], **place)
         elif decision == "dense":
-            model = fastff.baselines.FF(features, features, width=width << depth)
+            model = fastff.baselines.FF(features, features, width=width << depth, **place)
         else:
-            options = {"estimator": rest[0], "alternatives": int(rest[1])} if rest else {}
-            model = fastff.FFF(features, features, depth=depth, leaf_width=width, decision=decision, **options)  # type: ignore[arg-type]
+            place |= {"estimator": rest[0], "alternatives": int(rest[1])} if rest else {}
+            model = fastff.FFF(features, features, depth=depth, leaf_width=width, decision=decision, **place)  # type: ignore[arg-type]
             nn.init.zeros_(model.node_bias)  # about as many samples to the left as to the right
-        self.model = model.to(x.device, x.dtype).train()
+        self.model = model.train()
         if decision == "sampled":
             self.check(x)
         self.run = torch.compile(self.model) if name.endswith("-compiled") else self.model
@@ -100,33 +111,51 @@ class Way:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, **on_gpu)
 
     def check(self, x: Tensor) -> None:
-        """Raise unless the output is the hard pass's, and the leaves get the gradient that torch gives them."""
+        """Raise Wrong unless the output is the hard pass's, and the leaves get the gradient that torch gives them."""
         rounding = torch.finfo(x.dtype).eps
         layer, found = self.model.freeze_tree_(), []  # type: ignore[operator]
         with torch.no_grad():
             exact = layer.eval()(x)
-        for by_torch in (self.by_torch, True):
-            with kernels(x, by_torch):
+        for by_kernels in (self.by_kernels, False):
+            with kernels(x, by_kernels):
                 layer.train().zero_grad()
                 y = layer(x)
                 y.square().sum().backward()
             found.append([y.detach(), *(p.grad for p in layer.leaf_parameters())])
         for ours, theirs in zip(*found, strict=True):
-            assert (ours - theirs).norm() <= 8 * rounding * theirs.norm(), "gradients differ"
-        assert (found[0][0] - exact).norm() <= 8 * rounding * exact.norm(), "the output is not the hard pass's"
+            if not (ours - theirs).norm() <= 8 * rounding * theirs.norm():
+                raise Wrong("gradients differ")
+        if not (found[0][0] - exact).norm() <= 8 * rounding * exact.norm():
+            raise Wrong("the output is not the hard pass's")
         layer.unfreeze_tree_().zero_grad()
 
     def step(self, x: Tensor, grad: Tensor) -> None:
         self.optimizer.zero_grad()
         x.grad = None
-        with kernels(x, self.by_torch):
+        with kernels(x, self.by_kernels):
             self.run(x).backward(grad)
         self.optimizer.step()
 
 
-def kernels(x: Tensor, by_torch: bool) -> fastff.backend:
-    """Choose what runs sampled steps. Without a GPU, tests say what does."""
-    return fastff.backend("triton" if x.is_cuda and not by_torch else "auto")
+def kernels(x: Tensor, by_kernels: bool) -> fastff.backend:
+    """Choose what runs a step. "triton" would refuse large soft passes. Without a GPU, tests say what runs."""
+    return fastff.backend("triton" if x.is_cuda and by_kernels else "auto")
+
+
+def names(o: argparse.Namespace, depth: int) -> list[str]:
+    """The ways that are tried at a depth."""
+    return o.ways.split(",") if o.ways else [name for name in WAYS if depth <= 10 or "-torch" not in name]
+
+
+def asks_host(name: str) -> bool:
+    return "-torch" in name or name.startswith("top1-loop")
+
+
+def batch(o: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """An input and the output's gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(o.batch, o.features, device=o.device, dtype=getattr(torch, o.dtype), requires_grad=True)
+    return x, torch.randn_like(x) / o.batch
 
 
 def in_graph(run: Callable[[], None]) -> Callable[[], None]:
@@ -154,43 +183,81 @@ def timed(run: Callable[[], None], device: torch.device) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
-def measure(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
+def measure(o: argparse.Namespace) -> Iterator[list[dict[str, object]]]:
+    """Rows: the eager ones of each depth, then the graphs' of each."""
+    eager = {}
+    for depth in map(int, o.depths.split(",")):
+        eager[depth] = measure_eager(o, depth)
+        yield eager[depth]
+    if torch.device(o.device).type == "cuda":
+        for depth, rows in eager.items():
+            yield measure_graphs(o, depth, rows)
+
+
+def measure_eager(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
     """Rows of one depth. Ways that can run alternate; those that cannot are named."""
-    torch.manual_seed(0)
-    device, dtype = torch.device(o.device), getattr(torch, o.dtype)
-    x = torch.randn(o.batch, o.features, device=device, dtype=dtype, requires_grad=True)
-    grad = torch.randn_like(x) / o.batch
-    runs: dict[tuple[str, str], Callable[[], None]] = {}
+    x, grad = batch(o)
+    ways: dict[str, Way] = {}
     peaks: dict[str, float] = {}
-    for name in o.ways.split(","):
+    for name in names(o, depth):
         try:
             way = Way(name, o, depth, x)
             for _ in range(2):
                 way.step(x, grad)
             peaks[name] = peak(way, x, grad)
-            runs[name, "eager"] = lambda way=way: way.step(x, grad)  # type: ignore[misc]
-            if device.type == "cuda" and not way.asks_host:
-                runs[name, "graph"] = in_graph(runs[name, "eager"])
-        except (AttributeError, RuntimeError, ValueError) as error:
-            print(f"depth {depth}, {name}: skipped: {str(error).splitlines()[0][:100]}", flush=True)
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+            ways[name] = way
+        except Exception as error:  # a compiler may raise anything
+            refuse(depth, name, error)
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(o.repetitions):
-        for key, run in runs.items():
-            times[key].append(timed(run, device))
-    medians = {key: statistics.median(found) for key, found in times.items()}
+        for name, way in ways.items():
+            times[name].append(timed(lambda way=way: way.step(x, grad), x.device))  # type: ignore[misc]
+    return rows_of(o, depth, "eager", times, peaks)
+
+
+def measure_graphs(o: argparse.Namespace, depth: int, eager: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Rows of the ways that ran in eager, each in a CUDA graph in its own process."""
+    torch.cuda.empty_cache()  # room for the other process
+    peaks = {str(row["way"]): float(str(row["peak_mb"])) for row in eager}
+    times = {}
+    for name in peaks:
+        if not asks_host(name):
+            try:
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+                    times[name] = apart.submit(graph_times, o, depth, name).result()
+            except Exception as error:  # such as the end of the process
+                refuse(depth, f"{name} in a graph", error)
+    return rows_of(o, depth, "graph", times, peaks)
+
+
+def graph_times(o: argparse.Namespace, depth: int, name: str) -> list[float]:
+    """Milliseconds of each run of a graph."""
+    x, grad = batch(o)
+    way = Way(name, o, depth, x)
+    run = in_graph(lambda: way.step(x, grad))
+    return [timed(run, x.device) for _ in range(1 + o.repetitions)][1:]
+
+
+def refuse(depth: int, name: str, error: Exception) -> None:
+    why = f"wrong: {error}" if isinstance(error, Wrong) else f"skipped: {type(error).__name__}: {error}"
+    print(f"depth {depth}, {name}: {why.splitlines()[0][:140]}", flush=True)
+
+
+def rows_of(
+    o: argparse.Namespace, depth: int, mode: str, times: dict[str, list[float]], peaks: dict[str, float]
+) -> list[dict[str, object]]:
+    """A row for each way, which is also printed."""
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    dense = medians.get("dense")
     rows: list[dict[str, object]] = []
-    for (name, mode), found in times.items():
-        dense = medians.get(("dense", mode))
+    for name, found in times.items():
         row: dict[str, object] = {"way": name, "mode": mode, "depth": depth, "leaf_width": o.leaf_width}
         row |= {"features": o.features, "batch": o.batch, "dtype": o.dtype, "repetitions": o.repetitions}
-        row |= {"least_ms": round(min(found), 3), "median_ms": round(medians[name, mode], 3)}
-        row |= {"over_dense": round(medians[name, mode] / dense, 4) if dense else "", "peak_mb": round(peaks[name], 1)}
+        row |= {"least_ms": round(min(found), 3), "median_ms": round(medians[name], 3)}
+        row |= {"over_dense": round(medians[name] / dense, 4) if dense else "", "peak_mb": round(peaks[name], 1)}
         rows.append(row)
-    for row in rows:
-        ratio = f"{row['over_dense']:.2f}x" if row["over_dense"] != "" else ""
-        print(
-            f"{depth:>5} {row['way']:<24} {row['mode']:<6} {row['median_ms']:>9} ms {ratio:>7} {row['peak_mb']:>9} MB"
-        )
+        ratio = f"{row['over_dense']:.2f}x" if dense else ""
+        print(f"{depth:>5} {name:<24} {mode:<6} {row['median_ms']:>9} ms {ratio:>7} {row['peak_mb']:>9} MB", flush=True)
     return rows
 
 

@@ -122,11 +122,10 @@ def main(given: Sequence[str] | None = None) -> None:
     o = parser.parse_args(given)
     on_gpu = o.device != "cpu"
     o.depths = o.depths or ("5,8,10,15" if on_gpu else "5,8")
-    o.ways = o.ways or ",".join(sampled_gpu.WAYS if on_gpu else WAYS)
+    o.ways = o.ways or ("" if on_gpu else ",".join(WAYS))  # sampled_gpu.names has its own
     o.batch, o.most_dense = o.batch or (16384 if on_gpu else 2048), o.most_dense or (32768 if on_gpu else 8192)
     origin = about(o.device, "python benchmarks/sampled_step.py", o.commit)
-    for depth in o.depths.split(","):
-        rows = (sampled_gpu.measure if on_gpu else measure)(o, int(depth))
+    for rows in sampled_gpu.measure(o) if on_gpu else (measure(o, int(depth)) for depth in o.depths.split(",")):
         if o.output:
             append(o.output, [row | origin for row in rows])
 

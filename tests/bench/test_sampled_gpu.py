@@ -12,38 +12,71 @@ pytest.importorskip("triton")
 SIZES = {"device": "cpu", "dtype": "float32", "features": 8, "leaf_width": 8, "batch": 20, "repetitions": 1}
 
 
+def options(ways="", depths="2", most_dense=40):
+    return argparse.Namespace(**SIZES, ways=ways, depths=depths, most_dense=most_dense)
+
+
 @pytest.mark.slow
 def test_every_way_has_a_row_or_a_reason(monkeypatch, capsys):
-    o = argparse.Namespace(**SIZES, most_dense=40, ways=",".join(sampled_gpu.WAYS))
-    kernels = [True]
-    monkeypatch.setattr(triton_training, "takes", lambda *_: kernels[0])
+    used = [True]
+    monkeypatch.setattr(triton_training, "takes", lambda *_: used[0])
     real = sampled_gpu.kernels
 
-    def choose(x, by_torch):
-        kernels[0] = not by_torch
-        return real(x, by_torch)
+    def choose(x, by_kernels):
+        used[0] = by_kernels
+        return real(x, by_kernels)
 
     monkeypatch.setattr(sampled_gpu, "kernels", choose)
-    rows = sampled_gpu.measure(o, 2) + sampled_gpu.measure(o, 3)
+    rows = [row for rows in sampled_gpu.measure(options(depths="2,3")) for row in rows]
     found = [(row["depth"], row["way"]) for row in rows]
     small = [name for name in sampled_gpu.WAYS if name != "top1-grouped"]  # grouped_mm wants bfloat16
     assert [way for depth, way in found if depth == 2 and way != "top1-grouped"] == small
     assert (3, "sampled-mixture-1") in found
     assert (3, "dense") not in found
-    assert "depth 3, dense: skipped: more than 40 neurons" in capsys.readouterr().out
+    assert "depth 3, dense: skipped: ValueError: more than 40 neurons" in capsys.readouterr().out
     assert all(row["median_ms"] > 0 for row in rows)
 
 
-def test_a_wrong_gradient_stops_the_benchmark(monkeypatch):
-    monkeypatch.setattr(triton_training, "takes", lambda *_: False)
-    o = argparse.Namespace(**SIZES, most_dense=40)
-    draws = iter((0.0, 1.0))
-    real = sampled_gpu.kernels
+def test_only_sampled_ways_ask_for_the_kernels():
+    """Straight-through layers of 32,768 neurons had no row: the kernels of the soft pass refuse so many."""
+    x, _ = sampled_gpu.batch(options())
+    asked = {name: sampled_gpu.Way(name, options(), 2, x).by_kernels for name in sampled_gpu.WAYS}
+    assert [name for name in asked if asked[name]] == ["sampled-mixture-1", "sampled-even-1"]
 
-    def choose(x, by_torch):
-        x.data += next(draws)
-        return real(x, by_torch)
+
+def test_deep_trees_leave_out_one_product_after_another():
+    left_out = set(sampled_gpu.names(options(), 10)) - set(sampled_gpu.names(options(), 15))
+    assert left_out == {"sampled-mixture-1-torch"}
+    assert sampled_gpu.names(options("sampled-mixture-1-torch"), 15) == ["sampled-mixture-1-torch"]
+
+
+def test_a_wrong_gradient_has_no_time(monkeypatch, capsys):
+    """It ended the benchmark, with the rows of the other ways."""
+    monkeypatch.setattr(triton_training, "takes", lambda *_: False)
+    draws, real = iter((0.0, 1.0)), sampled_gpu.kernels
+
+    def choose(x, by_kernels):
+        x.data += next(draws, 0.0)
+        return real(x, by_kernels)
 
     monkeypatch.setattr(sampled_gpu, "kernels", choose)
-    with pytest.raises(AssertionError, match="gradients differ"):
-        sampled_gpu.Way("sampled-even-1", o, 2, torch.randn(20, 8))
+    (rows,) = sampled_gpu.measure(options("sampled-even-1,dense"))
+    assert [row["way"] for row in rows] == ["dense"]
+    assert "depth 2, sampled-even-1: wrong: gradients differ" in capsys.readouterr().out
+
+
+def test_an_error_without_words_is_named(capsys):
+    """A message without a line ended the benchmark."""
+    sampled_gpu.refuse(5, "dense", RuntimeError())
+    assert capsys.readouterr().out.startswith("depth 5, dense: skipped: RuntimeError")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a graph that fails")
+def test_a_graph_that_fails_costs_its_way_alone(capsys):
+    """A capture that fails may ruin its process, so each has its own, after all eager rows."""
+    eager = sampled_gpu.measure_eager(options("dense,top1-loop"), 2)
+    assert sampled_gpu.measure_graphs(options(), 2, eager) == []
+    out = capsys.readouterr().out
+    assert "depth 2, dense in a graph: skipped: RuntimeError: torch.cuda.Stream requires CUDA support" in out
+    assert "top1-loop in a graph" not in out  # it asks the host
