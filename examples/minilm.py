@@ -116,9 +116,11 @@ def compare(model: nn.Module, original: Tensor, data: Sequence[Batch]) -> tuple[
 def distance(ours: Any, theirs: Any, batch: Batch) -> Tensor:
     """What distillation makes small: 1 - cosine of the embeddings, and the difference of all tokens' states."""
     far = 1 - F.cosine_similarity(pooled(ours, batch), pooled(theirs, batch)).mean()
-    at = batch["attention_mask"].bool()
-    a, b = ours.last_hidden_state[at], theirs.last_hidden_state[at]
-    return far + (a - b).square().mean() / b.var()
+    a, b, padding = ours.last_hidden_state, theirs.last_hidden_state, batch["attention_mask"].unsqueeze(-1) == 0
+    count = batch["attention_mask"].sum() * b.shape[-1]  # an index [mask] would make the host wait for the GPU
+    mean = b.masked_fill(padding, 0).sum() / count
+    variance = (b - mean).masked_fill(padding, 0).square().sum() / (count - 1)
+    return far + (a - b).masked_fill(padding, 0).square().sum() / count / variance
 
 
 # Times

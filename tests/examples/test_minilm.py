@@ -4,9 +4,12 @@ import copy
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_helpers import save_tiny_bert, texts
 
@@ -64,6 +67,46 @@ def test_leaves_as_wide_as_the_blocks_leave_the_embeddings_as_they_were(minilm, 
         assert minilm.distance(dense(**batch), dense(**batch), batch).abs() < 1e-5
         assert minilm.distance(part(**batch), dense(**batch), batch) > 0.005
     assert [r.name for r in report.replaced] == [f"encoder.layer.{i}.intermediate.dense" for i in range(2)]
+
+
+class Seen(TorchDispatchMode):
+    """The operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.add(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_the_distance_of_tokens_is_that_of_the_tokens_alone_and_asks_no_device_for_a_number(minilm):
+    """The loss of each step was once an index by a mask, which waits for the GPU to count the tokens."""
+    lengths = torch.tensor([5, 9, 1, 7])
+    batch = {"attention_mask": (torch.arange(9) < lengths.unsqueeze(1)).long()}
+    ours, theirs = torch.randn(2, 4, 9, 6, dtype=torch.float64)
+    theirs += 3  # the variance is about a mean that is not 0
+    ours.requires_grad_()
+
+    def indexed(ours, theirs, batch):
+        far = 1 - F.cosine_similarity(minilm.pooled(ours, batch), minilm.pooled(theirs, batch)).mean()
+        a, b = (one.last_hidden_state[batch["attention_mask"].bool()] for one in (ours, theirs))
+        return far + (a - b).square().mean() / b.var()
+
+    found = []
+    for function in (minilm.distance, indexed):
+        with Seen() as seen:
+            value = function(*(SimpleNamespace(last_hidden_state=x) for x in (ours, theirs)), batch)
+            (gradient,) = torch.autograd.grad(value, ours)
+        found.append((value.detach(), gradient, seen.names))
+    (value, gradient, names), (value_before, gradient_before, names_before) = found
+    torch.testing.assert_close(value, value_before, rtol=1e-14, atol=0)  # a few units in the last place
+    torch.testing.assert_close(gradient, gradient_before, rtol=0, atol=1e-14 * gradient.abs().max().item())
+    assert gradient[batch["attention_mask"] == 0].abs().max() == 0
+    waits = {"index", "nonzero", "masked_select", "item", "_local_scalar_dense"}
+    assert waits & names_before == {"index"}
+    assert not waits & names
 
 
 def test_padding_does_not_change_an_embedding(minilm, folder):
