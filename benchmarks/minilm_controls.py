@@ -39,9 +39,9 @@ def examples() -> Any:
 def measure(size: tuple[int, int], o: argparse.Namespace) -> list[Row]:
     """The rows of one size."""
     minilm = examples()
-    dense, tokenizer = minilm.load(o.model)
-    texts, held_out = minilm.read_text(o.sentences, o.held_out, o.seed)
-    train, held = minilm.batches(tokenizer, texts, o.batch, seed=o.seed), minilm.batches(tokenizer, held_out, 32)
+    dense, text = minilm.prepare(o)
+    train = minilm.batches(text.train, o.batch, text.pad, seed=o.seed)
+    held = minilm.batches(text.held_out, 32, text.pad)
     original = minilm.embed(dense, held)
     found: dict[float, tuple[float, float, float]] = {}
 

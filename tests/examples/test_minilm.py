@@ -49,8 +49,8 @@ def test_neighbours_that_stay_are_counted(minilm):
 
 def test_leaves_as_wide_as_the_blocks_leave_the_embeddings_as_they_were(minilm, folder):
     dense, tokenizer = minilm.load(folder)
-    data = minilm.batches(tokenizer, texts(200), 16, seed=0)
-    held = minilm.batches(tokenizer, texts(40, seed=1), 16)
+    text = minilm.tokenise(tokenizer, texts(200), texts(40, seed=1))
+    data, held = minilm.batches(text.train, 16, text.pad, seed=0), minilm.batches(text.held_out, 16, text.pad)
     original = minilm.embed(dense, held)
     torch.testing.assert_close(original.norm(dim=1), torch.ones(40))
     o = minilm.options(["--samples", "2000"])
@@ -112,20 +112,21 @@ def test_the_distance_of_tokens_is_that_of_the_tokens_alone_and_asks_no_device_f
 
 def test_padding_does_not_change_an_embedding(minilm, folder):
     dense, tokenizer = minilm.load(folder)
-    some = texts(9)
-    together = minilm.embed(dense, minilm.batches(tokenizer, some, 9))
-    alone = minilm.embed(dense, minilm.batches(tokenizer, some, 1))
+    some, _, pad = minilm.tokenise(tokenizer, texts(9), texts(1))
+    together = minilm.embed(dense, minilm.batches(some, 9, pad))
+    alone = minilm.embed(dense, minilm.batches(some, 1, pad))
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_batches_hold_every_sentence_once_and_little_padding(minilm, folder):
     _, tokenizer = minilm.load(folder)
-    data = minilm.batches(tokenizer, texts(90), 16, seed=0)
+    text = minilm.tokenise(tokenizer, texts(90), texts(5))
+    data = minilm.batches(text.train, 16, text.pad, seed=0)
     found = [tuple(ids[mask.bool()].tolist()) for b in data for ids, mask in zip(*b.values(), strict=True)]
     assert sorted(found) == sorted(tuple(ids) for ids in tokenizer(texts(90))["input_ids"])
     assert torch.cat([b["attention_mask"].flatten() for b in data]).float().mean() > 0.9
     assert data[0]["input_ids"].shape[1] != sorted(b["input_ids"].shape[1] for b in data)[0]  # they are shuffled
-    full = minilm.full_batch(tokenizer, texts(5), 7)
+    full = minilm.full_batch(text.held_out, 7)
     assert full["input_ids"].shape == (7, 64)
 
 
