@@ -210,7 +210,7 @@ def measure_minilm(o: argparse.Namespace, done: Callable[[Row], bool], save: Sav
     for seed in o.seeds:
         wanted = minilm.options([*given, "--seed", str(seed)])
         for depth, leaf_width in wanted.pairs:
-            row = {"part": "minilm", "model": wanted.model.name if wanted.model else "all-MiniLM-L6-v2"}
+            row = {"part": "minilm", "model": minilm.name_of(wanted.model)}
             row |= {"width": leaf_width << depth, "leaf_width": leaf_width, "depth": depth, "steps": wanted.steps}
             settings = f"samples={wanted.samples} sentences={wanted.sentences} rate={wanted.rate:g}"
             row |= {"batch": wanted.batch, "settings": settings, "seed": seed}
@@ -231,19 +231,16 @@ def cosine_to(original: Tensor) -> Callable[[Tensor], float]:
 
 def minilm_models(minilm: Any, missing: Sequence[tuple[Row, argparse.Namespace]]) -> Iterator[tuple[Any, ...]]:
     """For each row: the row, the model fitted and distilled, the original, held-out batches, seconds of fitting."""
-    if not missing:
-        return
-    dense, tokenizer = minilm.load(missing[0][1].model)
     for row, o in missing:
-        texts, held_out = minilm.read_text(o.sentences, o.held_out, o.seed)
-        train = minilm.batches(tokenizer, texts, o.batch, seed=o.seed)
+        dense, text = minilm.prepare(o)
+        train = minilm.batches(text.train, o.batch, text.pad, seed=o.seed)
         begin = time.perf_counter()
         model, report = minilm.operate(dense, (row["depth"], row["leaf_width"]), train, o)
         if o.steps:
             arguments = {"teacher": dense, "loss": minilm.distance, "steps": o.steps, "rate": o.rate}
             fastff.distill_(model, report, train, **arguments)
         seconds = round(time.perf_counter() - begin, 1)
-        yield row, model.eval(), dense, minilm.batches(tokenizer, held_out, 32), seconds
+        yield row, model.eval(), dense, minilm.batches(text.held_out, 32, text.pad), seconds
 
 
 # Rows

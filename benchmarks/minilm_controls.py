@@ -2,21 +2,23 @@
 
     python benchmarks/minilm_controls.py --sizes 4x192,4x376 --output results/minilm_controls.csv
     python benchmarks/minilm_controls.py --sizes 2x8 --steps 2 --sentences 200 --samples 500      # a try
+    python benchmarks/minilm_controls.py --model packed --device cuda --steps 20000    # see examples/minilm_pack.py
 
 The model, its text and the loss are those of examples/minilm.py, whose requirements this has; the rows come from
 `fastff.surgery.compare`. Embeddings of held-out text are compared with the original's, before and after distillation.
-Times are not kept: `fastff compare` measures them on a quiet machine. Rows that the file has are not run again.
+Times are not kept: `fastff compare` measures them on a quiet machine. A row is written as soon as it is done, and rows
+that the file has are not run again. int8 is left out on a GPU: no distillation changes it, and a CPU is fast enough.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from csv_rows import about, append, read
-from torch import nn
+from torch import Tensor, nn
 
 import fastff
 from fastff.surgery.controls import METHODS
@@ -36,33 +38,47 @@ def examples() -> Any:
     return minilm
 
 
-def measure(size: tuple[int, int], o: argparse.Namespace) -> list[Row]:
-    """The rows of one size."""
+class Given(NamedTuple):
+    """What all rows share: the original, batches to train on and to measure on, and its embeddings of the latter."""
+
+    dense: nn.Module
+    train: list[dict[str, Tensor]]
+    held: list[dict[str, Tensor]]
+    original: Tensor
+
+
+def prepare(o: argparse.Namespace) -> Given:
     minilm = examples()
-    dense, tokenizer = minilm.load(o.model)
-    texts, held_out = minilm.read_text(o.sentences, o.held_out, o.seed)
-    train, held = minilm.batches(tokenizer, texts, o.batch, seed=o.seed), minilm.batches(tokenizer, held_out, 32)
-    original = minilm.embed(dense, held)
+    dense, text = minilm.prepare(o)
+    dense = dense.to(o.device)
+    train = minilm.batches(text.train, o.batch, text.pad, seed=o.seed, device=o.device)
+    held = minilm.batches(text.held_out, 32, text.pad, device=o.device)
+    return Given(dense, train, held, minilm.embed(dense, held))
+
+
+def measure(method: str, size: tuple[int, int], given: Given, o: argparse.Namespace) -> list[Row]:
+    """The row of a method at one size."""
+    minilm = examples()
     found: dict[float, tuple[float, float, float]] = {}
 
     def cosine(model: nn.Module, data: Sequence[Any]) -> float:
-        one = minilm.compare(model, original, data)
+        one = minilm.compare(model, given.original, data)
         print("cosine {:.4f}, lowest {:.4f}, overlap {:.4f}".format(*one), file=sys.stderr)
         found[one[0]] = one
         return one[0]
 
     made = fastff.surgery.compare(
-        dense,
+        given.dense,
         [size],
-        train,
-        held_out=held,
+        given.train,
+        held_out=given.held,
         quality=cosine,
         steps=o.steps,
         rate=o.rate,
         loss=minilm.distance,
         samples=o.samples,
-        methods=o.methods,
-        timed={name: x[:1] for name, x in held[0].items()},
+        methods=[method],
+        timed={name: x[:1] for name, x in given.held[0].items()},
         budget=1e-3,
         seed=o.seed,
     )
@@ -73,7 +89,8 @@ def measure(size: tuple[int, int], o: argparse.Namespace) -> list[Row]:
         for when, quality in (("fitted", one.fitted_quality), ("final", one.quality)):
             values = (None, None, None) if quality is None else found[quality]
             row |= {f"{when}_{name}": v and round(v, 6) for name, v in zip(FOUND, values, strict=True)}
-        rows.append(row | {"note": one.note, "threads": torch.get_num_threads()} | about("cpu", SCRIPT))
+        threads = torch.get_num_threads() if o.device == "cpu" else ""
+        rows.append(row | {"note": one.note, "threads": threads} | about(o.device, SCRIPT))
     return rows
 
 
@@ -89,15 +106,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--sentences", type=int, default=24000)
     add("--held-out", type=int, default=1000)
     add("--seed", type=int, default=0)
-    add("--model", type=Path, help="folder of another sentence encoder with mean pooling")
+    add("--model", type=Path, help="folder of another sentence encoder with mean pooling, or a packed one")
+    add("--device", default="cpu", choices=["cpu", "cuda"], help="default: cpu")
     add("--output", type=Path, default=Path("minilm_controls.csv"), help="rows (default: minilm_controls.csv)")
     o = parser.parse_args(arguments)
     o.methods = o.methods.split(",")
+    if wrong := set(o.methods) - {*METHODS}:
+        parser.error(f"--methods are some of {', '.join(METHODS)}; got {', '.join(sorted(wrong))}")
+    if o.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU that torch can use; it finds none. Pass --device cpu.")
+    if o.device == "cuda" and "int8" in o.methods:
+        print("int8 is left out on a GPU. Run it with --device cpu --methods int8.", file=sys.stderr)
+        o.methods.remove("int8")
+    given = None
     for depth, leaf_width in (size.split("x") for size in o.sizes.split(",")):
-        wanted = {"tree": f"{depth} x {leaf_width}"} | {name: getattr(o, name) for name in SETTINGS}
+        wanted = {"tree": f"{depth} x {leaf_width}", "device": o.device} | {name: getattr(o, name) for name in SETTINGS}
         done = {row["method"] for row in read(o.output) if all(row[name] == str(v) for name, v in wanted.items())}
-        if not done.issuperset(o.methods):
-            append(o.output, measure((int(depth), int(leaf_width)), o))
+        for method in o.methods:
+            if method not in done:
+                given = given or prepare(o)
+                append(o.output, measure(method, (int(depth), int(leaf_width)), given, o))
 
 
 if __name__ == "__main__":

