@@ -43,12 +43,8 @@ class Nodes:
     def __init__(self, x: Tensor, tree: Tree, activation: Activation, options: SampledOptions) -> None:
         self.x, self.tree, self.activation, self.options = x, tree, activation, options
         self.depth = heap.depth_of(len(tree.weight) + 1)
-        count = tree.weight.flatten(0, -2).shape[0]
-        few = count <= min(x.shape[1] // 2, _FEW * (1 + options.alternatives) * self.depth)
-        # In fewer bits than float32, a product of all nodes would round the logits.
-        exact = x.dtype == at_least_float32(x.dtype)
-        whole = few and exact and not options.sparse and not triton_training.takes(activation, x, *tree)
-        self.all = reference.node_logits(x, tree, activation) * options.temperature if whole else None
+        few = are_few(x, tree, activation, options.alternatives, options.sparse)
+        self.all = reference.node_logits(x, tree, activation) * options.temperature if few else None
 
     def descend(self, node: Tensor, threshold: Tensor | None = None, swap: Tensor | None = None) -> Tensor:
         """The leaf that a walk from `node` (batch,) reaches, as the function `descend`: (batch,) int64."""
@@ -64,6 +60,15 @@ class Nodes:
             logits = logits_to(self.x, leaf, self.tree, self.activation, self.options.sparse)
             return logits * self.options.temperature
         return self.all.gather(1, nodes(leaf, self.depth))
+
+
+def are_few(x: Tensor, tree: Tree, activation: Activation, alternatives: int, sparse: bool = False) -> bool:
+    """Whether sampled training computes the logits of all nodes."""
+    depth, count = heap.depth_of(len(tree.weight) + 1), tree.weight.flatten(0, -2).shape[0]
+    if sparse or count > min(x.shape[1] // 2, _FEW * (1 + alternatives) * depth):
+        return False
+    # In fewer bits than float32, a product of all nodes would round the logits.
+    return x.dtype == at_least_float32(x.dtype) and not triton_training.takes(activation, x, *tree)
 
 
 def descend(

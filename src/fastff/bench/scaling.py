@@ -4,7 +4,7 @@ A prediction for sizes that no machine here can hold, by `fastff.parallel.shard_
 leaves, all nodes, and its part of the batch. With B samples per rank, W ranks, depth d, leaf width l, a alternatives,
 D = in + out, P = l D + l + out parameters per leaf, and e bytes per number:
 
-    all-to-all    e B D (2 + a) + 8 (1 + a) (B + W)    rows and outputs of 1 + a leaves; their gradients for one
+    all-to-all    e B D (2 + a) + 8 ((1 + a) B + 2 W)  rows and outputs of 1 + a leaves; their gradients for one
     all-reduce    (2**d - 1) (e (in + 1) + 8)          gradients of the nodes, which all ranks hold; and their shares
     leaves        2 l D B (3 + a) FLOPs                1 + a forward passes, and a backward of two more
     nodes         2 in d B (2 + 4 (1 + a)) FLOPs       a walk, then per path: walk, logits and two products of backward
@@ -63,7 +63,10 @@ class Step:
     @property
     def visited(self) -> float:
         """Leaves of this rank that at least one sample visits, if samples choose leaves evenly and independently."""
-        return self.leaves * -math.expm1(-self.batch / self.leaves)
+        return self._reached(self.batch)
+
+    def _reached(self, rows: int) -> float:
+        return self.leaves * -math.expm1(-rows / self.leaves)
 
     @property
     def visited_nodes(self) -> float:
@@ -75,7 +78,7 @@ class Step:
     def exchanged(self) -> int:
         """Bytes that a rank hands to all-to-alls, those for itself included: a part 1 / ranks."""
         rows = self.itemsize * self.batch * (self.in_features + self.out_features) * (2 + self.alternatives)
-        return rows + 8 * (1 + self.alternatives) * (self.batch + self.ranks)
+        return rows + 8 * ((1 + self.alternatives) * self.batch + 2 * self.ranks)
 
     @property
     def reduced(self) -> int:
@@ -104,7 +107,7 @@ class Step:
     def traffic(self) -> float:
         """Bytes between processor and memory: leaves, nodes on the paths, rows, and eight passes of the optimizer."""
         leaves, nodes = (self.visited, self.visited_nodes) if self.sparse else (self.leaves, self.nodes)
-        read = (2 + self.alternatives) * self.visited * self.leaf_bytes
+        read = (2 * self.visited + self._reached(self.alternatives * self.batch)) * self.leaf_bytes
         walks = self.batch * self.depth * self.node_bytes * (2 + 4 * (1 + self.alternatives))
         rows = 4 * (2 + self.alternatives) * self.batch * (self.in_features + self.out_features) * self.itemsize
         return read + walks + rows + 8 * (leaves * self.leaf_bytes + nodes * self.node_bytes)
