@@ -2,9 +2,14 @@
 
 import gc
 import os
+import re
+import shutil
+import subprocess
 import sys
+import sysconfig
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,8 +47,35 @@ def _no_gradients():
 
 
 def test_is_there_where_it_must_be():
-    if os.environ.get("FASTFF_REQUIRE_NATIVE") == "1" and sys.implementation.name == "cpython":
+    """CMakeLists.txt builds it for a plain CPython: not for a free-threaded one (cpython-313t-) or a debug one."""
+    plain = re.match(r"cpython-\d+-", sysconfig.get_config_var("SOABI") or "")
+    if os.environ.get("FASTFF_REQUIRE_NATIVE") == "1" and plain:
         assert direct.module() is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_the_library_is_built_without_it(tmp_path):
+    """A compiler that refuses the module, with its Python's headers, took the kernels away, too."""
+    if direct.module() is None:
+        pytest.skip("the extension module does not compile here, or needs Python's headers")
+    root, source, folder = Path(__file__).parents[2], tmp_path / "source", tmp_path / "build"
+    shutil.copytree(root / "csrc", source / "csrc")
+    shutil.copy(root / "CMakeLists.txt", source)
+    environment = {k: v for k, v in os.environ.items() if k != "FASTFF_REQUIRE_NATIVE"}
+
+    def targets(**more):
+        options = ["-DSKBUILD=1", f"-DPython_EXECUTABLE={sys.executable}"]
+        command = ["cmake", "-S", source, "-B", folder, *options]
+        subprocess.run(command, check=True, capture_output=True, env=environment | more)
+        command = ["cmake", "--build", folder, "--target", "help"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return [name for name in ("fastff_native", "fastff_direct") if name in listed]
+
+    assert targets() == ["fastff_native", "fastff_direct"]
+    (source / "csrc/direct.cpp").write_text("#error refused")
+    assert targets() == ["fastff_native"]
+    assert targets(FASTFF_REQUIRE_NATIVE="1") == ["fastff_native", "fastff_direct"]  # and its build fails
 
 
 @needs_module
