@@ -81,6 +81,18 @@ def is_plain(*tensors: torch.Tensor) -> bool:
     return in_eager() and not is_watched() and all(type(t) in plain and t.layout is strided for t in tensors)
 
 
+def holds_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers lie in its memory. Torch's efficient zeros, a functional tensor and what a torch.func
+    transform leaves behind have none, and torch computes with them all the same."""
+    if tensor._is_zerotensor() or torch._is_functional_tensor(tensor):
+        return False
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True
+
+
 def alike_test(x: torch.Tensor | None, weights: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A quick test for another input and other weights, passed as (x, *weights); without x, as (*weights).
 

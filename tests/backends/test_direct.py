@@ -180,6 +180,29 @@ def test_steps_back_for_other_inputs():
         layer._plans.direct(x)
 
 
+def others():
+    """Tensors that torch computes with, and that have no memory to read."""
+    left = []
+    torch.func.grad(lambda x: (left.append(x * 1), x.sum())[1])(torch.randn(7, 6))
+    zeros, functional = torch._efficientzerotensor((7, 6)), torch._to_functional_tensor(torch.randn(7, 6))
+    return {"zeros": zeros, "functional": functional, "left by a transform": left[0]}
+
+
+@needs_module
+@pytest.mark.parametrize("name", others())
+def test_an_input_without_memory(name):
+    """It was an error, where torch alone computes with it."""
+    layer, x = layer_of(), torch.randn(7, 6)
+    other = others()[name]
+    with fastff.backend("reference"):
+        expected = layer(other)
+    torch.testing.assert_close(layer(other) + 0, expected + 0)
+    run = prepared(layer, x)
+    assert run(other) is None
+    torch.testing.assert_close(layer(other) + 0, expected + 0)
+    assert torch.equal(layer(x), run(x))
+
+
 def changes():
     """Changes of a layer that the function was not made for."""
 

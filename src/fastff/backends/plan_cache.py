@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import alike_test, has_transforms, is_plain, is_watched
+from .._torch import alike_test, has_transforms, holds_numbers, is_plain, is_watched
 from ..activations import Activation
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, alias
 from . import native, triton, triton_plan
@@ -116,6 +116,7 @@ def _is_simple(x: Any, device: torch.device, dtype: torch.dtype, features: int) 
         and x.shape[-1] == features
         and x.is_contiguous()
         and not x.is_neg()
+        and holds_numbers(x)
         and not torch.is_autocast_enabled(device.type)
         and not has_transforms()
         and not is_watched()
