@@ -93,23 +93,30 @@ def holds_numbers(tensor: torch.Tensor) -> bool:
     return True
 
 
+def never(*_: Any) -> bool:
+    """What `alike_test` gives if torch lacks the test."""
+    return False
+
+
 def alike_test(x: torch.Tensor | None, weights: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A quick test for another input and other weights, passed as (x, *weights); without x, as (*weights).
 
     It says whether they have the types, dtypes, devices, shapes, strides and bits of these, where x may have other
     leading sizes; and whether autocast and inference mode are on or off as they are now. It does not see whether
-    gradients are recorded. "No" may mean "perhaps not". torch.compile asks this before it runs its code again. It takes
-    0.6 us for six weights, where their shapes, strides, dtypes and bits alone take 2.9 us (Xeon).
+    gradients are recorded. "No" may mean "perhaps not". Ask `is_nested` first: a nested tensor ends the process here.
+    torch.compile asks this before it runs its code again. It takes 0.6 us for six weights, where their shapes, strides,
+    dtypes and bits alone take 2.9 us (Xeon).
     """
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-    except ImportError:
-        return lambda *_: False
     tensors = [*weights]
     sizes, strides = [[*t.shape] for t in weights], [[*t.stride()] for t in weights]
     if x is not None:
         free: list[Any] = [None] * (x.dim() - 1)
         tensors, sizes, strides = [x, *tensors], [[*free, x.shape[-1]], *sizes], [[*free, 1], *strides]
     options: dict[str, Any] = {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
-    check: Callable[..., bool] = TensorGuards(*tensors, **options).check
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        check: Callable[..., bool] = TensorGuards(*tensors, **options).check
+    except Exception:  # it is private, and another torch may want other arguments
+        return never
     return check

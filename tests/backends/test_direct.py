@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastff
@@ -76,6 +77,22 @@ def test_the_library_is_built_without_it(tmp_path):
     (source / "csrc/direct.cpp").write_text("#error refused")
     assert targets() == ["fastff_native"]
     assert targets(FASTFF_REQUIRE_NATIVE="1") == ["fastff_native", "fastff_direct"]  # and its build fails
+
+
+@needs_module
+@pytest.mark.parametrize("missing", ["the description of tensors", "the check of tensors"])
+def test_another_torch_goes_without(missing, monkeypatch):
+    """What torch keeps private may have another form in another version: that was an error at the third call."""
+    layer, x = layer_of(), torch.randn(7, 6)
+    expected = layer(x)
+    if missing == "the description of tensors":
+        monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", 12345)
+    else:
+        monkeypatch.setattr("torch._C._dynamo.guards.TensorGuards", lambda tensors: None)
+    layer._plans = layer._no_plans()
+    for _ in range(4):
+        assert torch.equal(layer(x), expected)
+    assert layer._plans.direct is None
 
 
 @needs_module
@@ -180,6 +197,41 @@ def test_steps_back_for_other_inputs():
         layer._plans.direct(x)
 
 
+@needs_module
+def test_an_input_that_is_resized_meanwhile():
+    """Torch hands out the memory of x through Python if a torch function mode is on: it may resize x, as may another
+    thread. The output then had other sizes than the kernels wrote to."""
+    layer, x = layer_of(), torch.randn(3, 6)
+    run = prepared(layer, x)
+    expected = run(x)
+
+    class Resizes(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **kwargs or {})
+            if getattr(function, "__name__", "") == "untyped_storage":
+                x.resize_(3, 6)
+            return found
+
+    for shape in ((1, 6), (2, 6), (1, 1, 1, 1, 1, 1, 1, 6)):
+        x.resize_(shape)
+        with Resizes():
+            y = run(x)
+        assert y is not None
+        assert torch.equal(y, expected)
+
+
+@needs_module
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_nested_tensor_is_an_error(grad):
+    """Torch's check of tensors ended the process."""
+    layer, x = layer_of(), torch.randn(2, 6)
+    run = prepared(layer, x)
+    nested = torch.nested.nested_tensor([torch.randn(6), torch.randn(6)])
+    assert run(nested) is None
+    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="support sizes"):
+        layer(nested)
+
+
 def others():
     """Tensors that torch computes with, and that have no memory to read."""
     left = []
@@ -201,6 +253,19 @@ def test_an_input_without_memory(name):
     assert run(other) is None
     torch.testing.assert_close(layer(other) + 0, expected + 0)
     assert torch.equal(layer(x), run(x))
+
+
+@needs_module
+def test_rows_that_kernels_cannot_count(monkeypatch):
+    """They count in 32 bits. A plan did not ask."""
+    layer = fastff.FFF(1, 1, depth=1, leaf_width=1, dtype=torch.bfloat16).eval()
+    run = prepared(layer, torch.zeros(3, 1, dtype=torch.bfloat16))
+    x = torch.empty(2**31, 1, dtype=torch.bfloat16)  # memory that nobody touches
+    plan = layer._plans.plan
+    monkeypatch.setattr(plan, "_hard", lambda _: pytest.fail("not refused"))
+    assert plan.run(x) is None
+    assert run(x) is None
+    assert run(x.view(2**16, 2**15, 1)) is None
 
 
 def changes():

@@ -17,7 +17,7 @@ from .._torch import alike_test, has_transforms, holds_numbers, is_plain, is_wat
 from ..activations import Activation
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, alias
 from . import native, triton, triton_plan
-from .choice import AUTO, chosen
+from .choice import chosen
 from .direct import Direct
 from .plan import LayerPlan
 from .request import Request
@@ -45,9 +45,10 @@ class PlanCache:
 
     def hard(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         """The hard pass of x by the parameters of an FFF layer, given by name; or None."""
-        if self.direct is not None and (y := self.direct(x, parameters, activation)) is not None:
+        direct = self.direct  # once: another thread may take it away
+        if direct is not None and (y := direct(x, parameters, activation)) is not None:
             return y
-        if _is_grad_enabled():
+        if _is_grad_enabled() or type(x) is not Tensor or x.is_nested:
             return None
         plan = self.plan or self._make(x, parameters, activation)
         if plan is None:
@@ -76,7 +77,7 @@ class PlanCache:
             return None
         plan.calls = calls = plan.calls + 1
         if calls == 2:  # not for a form that comes once
-            self.direct = plan.direct(x, weights, [AUTO])
+            self.direct = plan.direct(x, weights)
         if x.dim() == 2:
             return plan.run(x, weights)
         y = plan.run(x.view(-1, plan.in_features), weights)
