@@ -93,6 +93,12 @@ def holds_numbers(tensor: torch.Tensor) -> bool:
     return True
 
 
+def frozen(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors that are these to `alike_test`, and whose form no other thread can change."""
+    with torch.inference_mode():  # as parameters that were made there must be, too
+        return [torch.Tensor._make_subclass(type(t), t, t.requires_grad) for t in tensors]
+
+
 def never(*_: Any) -> bool:
     """What `alike_test` gives if torch lacks the test."""
     return False

@@ -1,5 +1,6 @@
 """Calls that are checked and run in C++: the plan's numbers, and None for all that the function was not made for."""
 
+import contextlib
 import gc
 import os
 import re
@@ -18,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastff
-from fastff.backends import direct, native
+from fastff import _torch
+from fastff.backends import direct, native, plan_cache
 from helpers import ACTIVATIONS
 
 needs_module = pytest.mark.skipif(
@@ -266,6 +268,41 @@ def test_rows_that_kernels_cannot_count(monkeypatch):
     assert plan.run(x) is None
     assert run(x) is None
     assert run(x.view(2**16, 2**15, 1)) is None
+
+
+@needs_module
+@pytest.mark.parametrize("what", ["weight", "input"])
+@pytest.mark.parametrize("late", range(4))
+def test_a_form_that_changes_while_checks_are_made(what, late, monkeypatch):
+    """The checks were made of what the tensors were by then, and the kernels told what they had been before."""
+    layer, x = layer_of(depth=1, leaf_width=6), torch.randn(7, 6)
+    made = []
+
+    def alike_test(*tensors):
+        """As another thread may: the same memory, with another meaning."""
+        made.append(tensors)
+        if len(made) == late + 1:
+            if what == "weight":
+                layer.leaf_in_weight.data = layer.leaf_in_weight.data.mT
+            else:
+                x.data = x.data.view(torch.int32)
+        return _torch_alike_test(*tensors)
+
+    _torch_alike_test = _torch.alike_test
+    monkeypatch.setattr(_torch, "alike_test", alike_test)
+    monkeypatch.setattr(plan_cache, "alike_test", alike_test)
+    for _ in range(4):
+        with contextlib.suppress(TypeError):  # integers
+            layer(x)
+    assert len(made) > late
+    if what == "input":
+        with pytest.raises(TypeError, match="int32"):
+            layer(x)
+        return
+    for _ in range(4):
+        with fastff.backend("reference"):
+            expected = layer(x)
+        torch.testing.assert_close(layer(x), expected)
 
 
 def changes():

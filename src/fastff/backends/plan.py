@@ -26,7 +26,8 @@ class LayerPlan:
     """
 
     backend: ClassVar[str]  # its name
-    # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
+    # Whether an input, and whether the weights, have the form for which this test was made, by `_torch.alike_test`.
+    suits: Callable[..., bool] = staticmethod(never)
     alike: Callable[..., bool] = staticmethod(never)
     calls: int  # of inputs of this form
     # For plan_cache.py: the names of a layer's parameters, first the `count` that it has, then those that are None; and
