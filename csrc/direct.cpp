@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
@@ -59,6 +60,11 @@ struct Weight {
     const void* address;
     Py_ssize_t bytes;  // of the storage
 };
+// A test of the form of this many tensors.
+struct Check {
+    Ref ask;
+    Py_ssize_t count;
+};
 // A call without arguments, and the object that it must answer with.
 struct Question {
     Ref ask, answer;
@@ -68,8 +74,22 @@ struct Setting {
     Ref dictionary, name, value;
 };
 
-constexpr size_t MOST = 16;     // weights: a layer has up to 13
-constexpr size_t TOGETHER = 2;  // tensors of a check: torch's grows a table, and one of seven takes longer than four of two
+constexpr size_t MOST = 16;  // weights: a layer has up to 13
+constexpr int MOST_DIMS = 16;
+constexpr int64_t ROWS = int64_t(1) << 31;  // from here on the kernels cannot count them
+
+// An input: DLPack's own arrays are torch's, which may free them once the tensor has another number of dimensions.
+struct Input {
+    const char* data;
+    int dims;
+    int64_t shape[MOST_DIMS], strides[MOST_DIMS];
+};
+// The memory of an input, alive.
+struct Memory {
+    Ref storage;
+    const char* base;
+    Py_ssize_t bytes;
+};
 
 struct Direct {
     const Exchange* exchange;
@@ -78,10 +98,10 @@ struct Direct {
     Ref owner;  // of the layer
     std::vector<Weight> weights;
     std::vector<Ref> absent;  // the names of parameters that the layer does not have
-    std::vector<Ref> checks;  // of the form of x and of the weights, TOGETHER at a time
+    std::vector<Check> checks;  // of x and the weights, in this order
     std::vector<Question> questions;
     std::vector<Setting> settings;
-    Ref activation, allocate, dtype, threads;
+    Ref activation, type, allocate, dtype, threads;  // type: of x
     Ref untyped_storage{PyUnicode_InternFromString("untyped_storage")}, data_ptr{PyUnicode_InternFromString("data_ptr")};
     Ref out, one{PyLong_FromLong(1)};
 };
@@ -112,25 +132,51 @@ bool find(const Direct& d, PyObject* x, PyObject* parameters, Ref* tensors) {
     return true;
 }
 
+// As exchange->describe, without an exception: some tensors cannot be described, and the general way knows what to do.
+bool describe(const Direct& d, PyObject* tensor, DLTensor& to) {
+    if (d.exchange->describe(tensor, &to) == 0) return true;
+    PyErr_Clear();
+    return false;
+}
+
+bool describe(const Direct& d, PyObject* x, Input& to) {
+    DLTensor tensor;
+    if (!describe(d, x, tensor) || tensor.ndim < 1 || tensor.ndim > MOST_DIMS) return false;
+    to.data = tensor.data;
+    to.dims = tensor.ndim;
+    std::copy_n(tensor.shape, tensor.ndim, to.shape);
+    std::copy_n(tensor.strides, tensor.ndim, to.strides);
+    return true;
+}
+
+// The memory of x, if x has any.
+bool find_memory(const Direct& d, PyObject* x, Memory& to) {
+    to.storage = Ref(PyObject_CallMethodObjArgs(x, d.untyped_storage.get(), nullptr));
+    Ref address(to.storage ? PyObject_CallMethodObjArgs(to.storage.get(), d.data_ptr.get(), nullptr) : nullptr);
+    to.bytes = address ? PyMapping_Size(to.storage.get()) : -1;
+    if (to.bytes >= 0) to.base = static_cast<const char*>(PyLong_AsVoidPtr(address.get()));
+    if (!PyErr_Occurred()) return to.base;
+    if (PyErr_ExceptionMatches(PyExc_RuntimeError)) PyErr_Clear();  // torch says that it has none
+    return false;
+}
+
 // Whether x and the weights have the form that they had.
 bool are_alike(const Direct& d, const Ref* tensors) {
-    size_t left = d.weights.size() + 1;
-    for (const Ref& check : d.checks) {
-        size_t count = left < TOGETHER ? left : TOGETHER;
-        Ref few(PyTuple_New(Py_ssize_t(count)));
+    for (const Check& check : d.checks) {
+        Ref few(PyTuple_New(check.count));
         if (!few) return false;
-        for (size_t i = 0; i < count; i++) PyTuple_SetItem(few.get(), Py_ssize_t(i), Ref::to(tensors++->get()).release());
-        if (Ref(PyObject_Call(check.get(), few.get(), nullptr)).get() != Py_True) return false;
-        left -= count;
+        for (Py_ssize_t i = 0; i < check.count; i++)
+            PyTuple_SetItem(few.get(), i, Ref::to(tensors++->get()).release());
+        if (Ref(PyObject_Call(check.ask.get(), few.get(), nullptr)).get() != Py_True) return false;
     }
-    return left == 0;
+    return true;
 }
 
 // Whether the weights lie where they lay. Their memory is alive for as long as `held` is.
 bool hold(const Direct& d, const Ref* weights, Ref* held) {
     for (const Weight& weight : d.weights) {
         DLTensor tensor;
-        if (d.exchange->describe(weights++->get(), &tensor) || tensor.data != weight.address) return false;
+        if (!describe(d, weights++->get(), tensor) || tensor.data != weight.address) return false;
         PyObject* storage = PyWeakref_GetObject(weight.storage.get());
         // None: it was freed, and another storage lies at its address.
         if (!storage || storage == Py_None || PyMapping_Size(storage) != weight.bytes) return false;
@@ -139,52 +185,56 @@ bool hold(const Direct& d, const Ref* weights, Ref* held) {
     return true;
 }
 
-// The number of rows of x, if they follow one another and lie inside its storage, which `held` keeps alive; or 0.
-int64_t rows_of(const Direct& d, PyObject* x, const DLTensor& tensor, Ref& held) {
+// The number of rows of x, if they follow one another and lie inside its memory; or 0.
+int64_t rows_of(const Direct& d, const Input& x, const Memory& memory) {
     int64_t rows = 1, in = d.layer->in;
-    for (int i = tensor.ndim - 2; i >= 0; i--) {
-        if (tensor.shape[i] != 1 && tensor.strides[i] != rows * in) return 0;
-        rows *= tensor.shape[i];
+    for (int i = x.dims - 2; i >= 0; i--) {
+        if ((x.shape[i] != 1 && x.strides[i] != rows * in) || x.shape[i] >= ROWS) return 0;
+        rows *= x.shape[i];
+        if (rows >= ROWS) return 0;
     }
-    held = Ref(PyObject_CallMethodObjArgs(x, d.untyped_storage.get(), nullptr));
-    if (!held) return 0;
-    Ref address(PyObject_CallMethodObjArgs(held.get(), d.data_ptr.get(), nullptr));
-    Py_ssize_t bytes = PyMapping_Size(held.get());
-    if (!address || bytes < 0) return 0;
-    auto base = static_cast<const char*>(PyLong_AsVoidPtr(address.get()));
     int64_t size = rows * in * (d.layer->dtype == fastff::float32 ? 4 : 2);
-    return base && base <= tensor.data && tensor.data + size <= base + bytes ? rows : 0;
+    return memory.base <= x.data && x.data + size <= memory.base + memory.bytes ? rows : 0;
 }
 
+// Puts an object, which is taken, or is null with an exception.
+bool put(const Ref& tuple, int i, PyObject* object) { return object && PyTuple_SetItem(tuple.get(), i, object) == 0; }
+
 // An output for x (..., in): (..., out).
-Ref new_output(const Direct& d, const DLTensor& x) {
-    Ref sizes(PyTuple_New(x.ndim)), strides(PyTuple_New(x.ndim));
+Ref new_output(const Direct& d, const Input& x) {
+    Ref sizes(PyTuple_New(x.dims)), strides(PyTuple_New(x.dims));
     if (!sizes || !strides) return Ref();
-    PyTuple_SetItem(sizes.get(), x.ndim - 1, Ref::to(d.out.get()).release());
-    PyTuple_SetItem(strides.get(), x.ndim - 1, Ref::to(d.one.get()).release());
+    put(sizes, x.dims - 1, Ref::to(d.out.get()).release());
+    put(strides, x.dims - 1, Ref::to(d.one.get()).release());
     int64_t stride = d.layer->out;
-    for (int i = x.ndim - 2; i >= 0; i--) {
-        PyTuple_SetItem(sizes.get(), i, PyLong_FromLongLong(x.shape[i]));
-        PyTuple_SetItem(strides.get(), i, PyLong_FromLongLong(stride));
+    for (int i = x.dims - 2; i >= 0; i--) {
+        if (!put(sizes, i, PyLong_FromLongLong(x.shape[i])) || !put(strides, i, PyLong_FromLongLong(stride)))
+            return Ref();
         stride *= x.shape[i];
     }
     return Ref(PyObject_CallFunctionObjArgs(d.allocate.get(), sizes.get(), strides.get(), d.dtype.get(), nullptr));
 }
 
 Ref run(const Direct& d, PyObject* x, PyObject* parameters, PyObject* activation) {
-    std::array<Ref, MOST + 1> tensors, held;
-    if (!is_quiet(d) || PyObject_RichCompareBool(activation, d.activation.get(), Py_EQ) != 1 ||
-        !find(d, x, parameters, tensors.data()) || !are_alike(d, tensors.data()) ||
-        !hold(d, tensors.data() + 1, held.data() + 1))
+    std::array<Ref, MOST + 1> tensors;
+    std::array<Ref, MOST> held;
+    Memory memory;
+    // What may run Python comes first, as the questions do in a torch function mode: it may change x. So may another
+    // thread at any time after that, which is why x is described once.
+    if (!is_quiet(d) || PyObject_RichCompareBool(activation, d.activation.get(), Py_EQ) != 1) return Ref();
+    Ref threads(PyObject_CallNoArgs(d.threads.get()));
+    if (!threads || !Py_IS_TYPE(x, reinterpret_cast<PyTypeObject*>(d.type.get())) || !find_memory(d, x, memory))
         return Ref();
-    DLTensor from, to;
-    if (d.exchange->describe(x, &from)) return Ref();
-    int64_t rows = rows_of(d, x, from, held[0]);
+    Input from;
+    // Torch's check ends the process for a nested tensor. It cannot be described, either.
+    if (!find(d, x, parameters, tensors.data()) || !describe(d, x, from) || !are_alike(d, tensors.data()) ||
+        !hold(d, tensors.data() + 1, held.data()))
+        return Ref();
+    int64_t rows = rows_of(d, from, memory);
     if (rows == 0) return Ref();
     Ref y = new_output(d, from);
-    if (!y || d.exchange->describe(y.get(), &to)) return Ref();
-    Ref threads(PyObject_CallNoArgs(d.threads.get()));
-    if (!threads) return Ref();
+    DLTensor to;
+    if (!y || !describe(d, y.get(), to)) return Ref();
     Call call = {d.layer, from.data, nullptr, const_cast<char*>(to.data), rows, PyLong_AsLong(threads.get())};
     if (call.threads < 1) return Ref();
     Py_BEGIN_ALLOW_THREADS;
@@ -220,17 +270,19 @@ Ref item(PyObject* tuple, Py_ssize_t i) { return Ref::to(PyTuple_GetItem(tuple, 
 
 // The arguments are those of direct.py.
 PyObject* make(PyObject*, PyObject* arguments) {
-    PyObject *exchange, *owner, *weights, *absent, *checks, *questions, *settings, *activation, *allocate, *dtype, *threads;
+    PyObject *exchange, *owner, *weights, *absent, *checks, *questions, *settings;
+    PyObject *activation, *type, *allocate, *dtype, *threads;
     unsigned long long hard, layer;
     PyTypeObject* tuple = &PyTuple_Type;
-    if (!PyArg_ParseTuple(arguments, "OKKOO!O!O!O!O!OOOO", &exchange, &hard, &layer, &owner, tuple, &weights, tuple,
-                          &absent, tuple, &checks, tuple, &questions, tuple, &settings, &activation, &allocate, &dtype,
-                          &threads))
+    if (!PyArg_ParseTuple(arguments, "OKKOO!O!O!O!O!OOOOO", &exchange, &hard, &layer, &owner, tuple, &weights, tuple,
+                          &absent, tuple, &checks, tuple, &questions, tuple, &settings, &activation, &type, &allocate,
+                          &dtype, &threads))
         return nullptr;
+    constexpr char API[] = "dlpack_exchange_api";
+    if (!PyCapsule_IsValid(exchange, API)) Py_RETURN_NONE;
     auto made = std::make_unique<Direct>();
     Direct& d = *made;
-    d.exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(exchange, "dlpack_exchange_api"));
-    if (!d.exchange) return nullptr;
+    d.exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(exchange, API));
     if (d.exchange->major != 1 || !d.exchange->describe || PyTuple_Size(weights) > Py_ssize_t(MOST)) Py_RETURN_NONE;
     d.hard = reinterpret_cast<void (*)(const Call*)>(hard);
     d.layer = reinterpret_cast<const fastff::Layer*>(layer);
@@ -239,11 +291,12 @@ PyObject* make(PyObject*, PyObject* arguments) {
                       PyLong_AsSsize_t(PyTuple_GetItem(w, 3))};
     });
     d.absent = each(absent, Ref::to);
-    d.checks = each(checks, Ref::to);
+    d.checks = each(checks, [](PyObject* c) { return Check{item(c, 0), PyLong_AsSsize_t(PyTuple_GetItem(c, 1))}; });
     d.questions = each(questions, [](PyObject* q) { return Question{item(q, 0), item(q, 1)}; });
     d.settings = each(settings, [](PyObject* s) { return Setting{item(s, 0), item(s, 1), item(s, 2)}; });
     d.owner = Ref::to(owner);
     d.activation = Ref::to(activation);
+    d.type = Ref::to(type);
     d.allocate = Ref::to(allocate);
     d.dtype = Ref::to(dtype);
     d.threads = Ref::to(threads);
@@ -257,10 +310,7 @@ PyObject* make(PyObject*, PyObject* arguments) {
     return PyCFunction_NewEx(&call_method, capsule.get(), nullptr);
 }
 
-PyObject* together(PyObject*, PyObject*) { return PyLong_FromSize_t(TOGETHER); }
-
 PyMethodDef methods[] = {{"make", make, METH_VARARGS, "The function of a layer, or None."},
-                         {"together", together, METH_NOARGS, "How many tensors a check is about."},
                          {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_direct", nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
 

@@ -81,23 +81,48 @@ def is_plain(*tensors: torch.Tensor) -> bool:
     return in_eager() and not is_watched() and all(type(t) in plain and t.layout is strided for t in tensors)
 
 
+def holds_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers lie in its memory. Torch's efficient zeros, a functional tensor and what a torch.func
+    transform leaves behind have none, and torch computes with them all the same."""
+    if tensor._is_zerotensor() or torch._is_functional_tensor(tensor):
+        return False
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True
+
+
+def frozen(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors that are these to `alike_test`, and whose form no other thread can change."""
+    with torch.inference_mode():  # as parameters that were made there must be, too
+        return [torch.Tensor._make_subclass(type(t), t, t.requires_grad) for t in tensors]
+
+
+def never(*_: Any) -> bool:
+    """What `alike_test` gives if torch lacks the test."""
+    return False
+
+
 def alike_test(x: torch.Tensor | None, weights: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A quick test for another input and other weights, passed as (x, *weights); without x, as (*weights).
 
     It says whether they have the types, dtypes, devices, shapes, strides and bits of these, where x may have other
     leading sizes; and whether autocast and inference mode are on or off as they are now. It does not see whether
-    gradients are recorded. "No" may mean "perhaps not". torch.compile asks this before it runs its code again. It takes
-    0.6 us for six weights, where their shapes, strides, dtypes and bits alone take 2.9 us (Xeon).
+    gradients are recorded. "No" may mean "perhaps not". Ask `is_nested` first: a nested tensor ends the process here.
+    torch.compile asks this before it runs its code again. It takes 0.6 us for six weights, where their shapes, strides,
+    dtypes and bits alone take 2.9 us (Xeon).
     """
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-    except ImportError:
-        return lambda *_: False
     tensors = [*weights]
     sizes, strides = [[*t.shape] for t in weights], [[*t.stride()] for t in weights]
     if x is not None:
         free: list[Any] = [None] * (x.dim() - 1)
         tensors, sizes, strides = [x, *tensors], [[*free, x.shape[-1]], *sizes], [[*free, 1], *strides]
     options: dict[str, Any] = {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
-    check: Callable[..., bool] = TensorGuards(*tensors, **options).check
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        check: Callable[..., bool] = TensorGuards(*tensors, **options).check
+    except Exception:  # it is private, and another torch may want other arguments
+        return never
     return check

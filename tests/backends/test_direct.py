@@ -1,18 +1,26 @@
 """Calls that are checked and run in C++: the plan's numbers, and None for all that the function was not made for."""
 
+import contextlib
 import gc
 import os
+import re
+import shutil
+import subprocess
 import sys
+import sysconfig
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastff
-from fastff.backends import direct, native
+from fastff import _torch
+from fastff.backends import direct, native, plan_cache
 from helpers import ACTIVATIONS
 
 needs_module = pytest.mark.skipif(
@@ -42,8 +50,51 @@ def _no_gradients():
 
 
 def test_is_there_where_it_must_be():
-    if os.environ.get("FASTFF_REQUIRE_NATIVE") == "1" and sys.implementation.name == "cpython":
+    """CMakeLists.txt builds it for a plain CPython: not for a free-threaded one (cpython-313t-) or a debug one."""
+    plain = re.match(r"cpython-\d+-", sysconfig.get_config_var("SOABI") or "")
+    if os.environ.get("FASTFF_REQUIRE_NATIVE") == "1" and plain:
         assert direct.module() is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_the_library_is_built_without_it(tmp_path):
+    """A compiler that refuses the module, with its Python's headers, took the kernels away, too."""
+    if direct.module() is None:
+        pytest.skip("the extension module does not compile here, or needs Python's headers")
+    root, source, folder = Path(__file__).parents[2], tmp_path / "source", tmp_path / "build"
+    shutil.copytree(root / "csrc", source / "csrc")
+    shutil.copy(root / "CMakeLists.txt", source)
+    environment = {k: v for k, v in os.environ.items() if k != "FASTFF_REQUIRE_NATIVE"}
+
+    def targets(**more):
+        options = ["-DSKBUILD=1", f"-DPython_EXECUTABLE={sys.executable}"]
+        command = ["cmake", "-S", source, "-B", folder, *options]
+        subprocess.run(command, check=True, capture_output=True, env=environment | more)
+        command = ["cmake", "--build", folder, "--target", "help"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return [name for name in ("fastff_native", "fastff_direct") if name in listed]
+
+    assert targets() == ["fastff_native", "fastff_direct"]
+    (source / "csrc/direct.cpp").write_text("#error refused")
+    assert targets() == ["fastff_native"]
+    assert targets(FASTFF_REQUIRE_NATIVE="1") == ["fastff_native", "fastff_direct"]  # and its build fails
+
+
+@needs_module
+@pytest.mark.parametrize("missing", ["the description of tensors", "the check of tensors"])
+def test_another_torch_goes_without(missing, monkeypatch):
+    """What torch keeps private may have another form in another version: that was an error at the third call."""
+    layer, x = layer_of(), torch.randn(7, 6)
+    expected = layer(x)
+    if missing == "the description of tensors":
+        monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", 12345)
+    else:
+        monkeypatch.setattr("torch._C._dynamo.guards.TensorGuards", lambda tensors: None)
+    layer._plans = layer._no_plans()
+    for _ in range(4):
+        assert torch.equal(layer(x), expected)
+    assert layer._plans.direct is None
 
 
 @needs_module
@@ -146,6 +197,112 @@ def test_steps_back_for_other_inputs():
     assert run(x) is not None
     with pytest.raises(TypeError, match="expected x, parameters and activation; got 1"):
         layer._plans.direct(x)
+
+
+@needs_module
+def test_an_input_that_is_resized_meanwhile():
+    """Torch hands out the memory of x through Python if a torch function mode is on: it may resize x, as may another
+    thread. The output then had other sizes than the kernels wrote to."""
+    layer, x = layer_of(), torch.randn(3, 6)
+    run = prepared(layer, x)
+    expected = run(x)
+
+    class Resizes(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **kwargs or {})
+            if getattr(function, "__name__", "") == "untyped_storage":
+                x.resize_(3, 6)
+            return found
+
+    for shape in ((1, 6), (2, 6), (1, 1, 1, 1, 1, 1, 1, 6)):
+        x.resize_(shape)
+        with Resizes():
+            y = run(x)
+        assert y is not None
+        assert torch.equal(y, expected)
+
+
+@needs_module
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_nested_tensor_is_an_error(grad):
+    """Torch's check of tensors ended the process."""
+    layer, x = layer_of(), torch.randn(2, 6)
+    run = prepared(layer, x)
+    nested = torch.nested.nested_tensor([torch.randn(6), torch.randn(6)])
+    assert run(nested) is None
+    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="support sizes"):
+        layer(nested)
+
+
+def others():
+    """Tensors that torch computes with, and that have no memory to read."""
+    left = []
+    torch.func.grad(lambda x: (left.append(x * 1), x.sum())[1])(torch.randn(7, 6))
+    zeros, functional = torch._efficientzerotensor((7, 6)), torch._to_functional_tensor(torch.randn(7, 6))
+    return {"zeros": zeros, "functional": functional, "left by a transform": left[0]}
+
+
+@needs_module
+@pytest.mark.parametrize("name", others())
+def test_an_input_without_memory(name):
+    """It was an error, where torch alone computes with it."""
+    layer, x = layer_of(), torch.randn(7, 6)
+    other = others()[name]
+    with fastff.backend("reference"):
+        expected = layer(other)
+    torch.testing.assert_close(layer(other) + 0, expected + 0)
+    run = prepared(layer, x)
+    assert run(other) is None
+    torch.testing.assert_close(layer(other) + 0, expected + 0)
+    assert torch.equal(layer(x), run(x))
+
+
+@needs_module
+def test_rows_that_kernels_cannot_count(monkeypatch):
+    """They count in 32 bits. A plan did not ask."""
+    layer = fastff.FFF(1, 1, depth=1, leaf_width=1, dtype=torch.bfloat16).eval()
+    run = prepared(layer, torch.zeros(3, 1, dtype=torch.bfloat16))
+    x = torch.empty(2**31, 1, dtype=torch.bfloat16)  # memory that nobody touches
+    plan = layer._plans.plan
+    monkeypatch.setattr(plan, "_hard", lambda _: pytest.fail("not refused"))
+    assert plan.run(x) is None
+    assert run(x) is None
+    assert run(x.view(2**16, 2**15, 1)) is None
+
+
+@needs_module
+@pytest.mark.parametrize("what", ["weight", "input"])
+@pytest.mark.parametrize("late", range(4))
+def test_a_form_that_changes_while_checks_are_made(what, late, monkeypatch):
+    """The checks were made of what the tensors were by then, and the kernels told what they had been before."""
+    layer, x = layer_of(depth=1, leaf_width=6), torch.randn(7, 6)
+    made = []
+
+    def alike_test(*tensors):
+        """As another thread may: the same memory, with another meaning."""
+        made.append(tensors)
+        if len(made) == late + 1:
+            if what == "weight":
+                layer.leaf_in_weight.data = layer.leaf_in_weight.data.mT
+            else:
+                x.data = x.data.view(torch.int32)
+        return _torch_alike_test(*tensors)
+
+    _torch_alike_test = _torch.alike_test
+    monkeypatch.setattr(_torch, "alike_test", alike_test)
+    monkeypatch.setattr(plan_cache, "alike_test", alike_test)
+    for _ in range(4):
+        with contextlib.suppress(TypeError):  # integers
+            layer(x)
+    assert len(made) > late
+    if what == "input":
+        with pytest.raises(TypeError, match="int32"):
+            layer(x)
+        return
+    for _ in range(4):
+        with fastff.backend("reference"):
+            expected = layer(x)
+        torch.testing.assert_close(layer(x), expected)
 
 
 def changes():

@@ -130,6 +130,9 @@ def test_a_wrong_input_is_refused_by_a_known_layer():
     ):
         with pytest.raises((ValueError, TypeError), match=said):
             functional.hard(x, *parts(made)[:2], activation="swiglu")
+    nested = torch.nested.nested_tensor([torch.randn(6), torch.randn(6)])  # ended the process
+    with pytest.raises(RuntimeError, match="support sizes"):
+        functional.hard(nested, *parts(made)[:2], activation="swiglu")
     x = torch.randn(7, 6)
     x.untyped_storage().resize_(4)
     with pytest.raises(RuntimeError, match="its memory was freed"):

@@ -8,6 +8,7 @@ The compiled module is optional: without Python's headers it is not built, and o
 loads it. Otherwise calls go through ctypes.
 """
 
+import ctypes
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,9 @@ from torch import Tensor
 from .. import _torch
 from ..activations import Activation
 
-Entry = tuple[dict[str, Any], str, Any]
 # x, parameters by name, activation -> y, or None if this is no case for it.
 Direct = Callable[[Tensor, Mapping[str, Tensor | None], Activation], Tensor | None]
+_TOGETHER = 2  # tensors of a check: torch's grows a table, and one of seven takes longer than four of two
 
 
 @functools.cache
@@ -36,45 +37,45 @@ def module() -> ModuleType | None:
 
 def make(
     x: Tensor,
-    weights: Mapping[str, tuple[Tensor, Any, int, int]],
+    weights: Sequence[Tensor],
+    places: Sequence[tuple[str, Any, int, int]],
     absent: Sequence[str],
     activation: Activation,
     *,
     hard: int,
-    layer: int,
-    owner: Any,
-    entries: Sequence[Entry] = (),
+    layer: ctypes.Structure,
 ) -> Direct | None:
     """A function for inputs and weights of this form, while autocast and inference mode are as now; or None.
 
     Args:
-        weights: by the name of the parameter: the tensor, a weak reference to its storage, its address, and the bytes
+        places: of each weight: the name of the parameter, a weak reference to its storage, its address, and the bytes
             of the storage.
         absent: the names of the parameters that are None.
-        hard, layer: addresses of the kernels' entry and of the layer that they are told.
-        owner: keeps the layer's memory alive.
-        entries: of dictionaries, such as a module's: (dictionary, key, what it must be for the function to run).
+        hard: the address of the kernels' entry.
+        layer: what the kernels are told.
     """
+    from .choice import AUTO  # which imports this
+
     compiled, exchange = module(), getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if compiled is None or exchange is None:
         return None
-    tensors = [x, *(tensor for tensor, *_ in weights.values())]
-    together = compiled.together()
-    checks = [_torch.alike_test(tensors[0], tensors[1:together])]
-    checks += [_torch.alike_test(None, tensors[i : i + together]) for i in range(together, len(tensors), together)]
+    tensors = [x, *weights]
+    groups = [tensors[i : i + _TOGETHER] for i in range(0, len(tensors), _TOGETHER)]
+    tests = [_torch.alike_test(x, groups[0][1:]), *(_torch.alike_test(None, group) for group in groups[1:])]
     made: Direct | None = compiled.make(
         exchange,
         hard,
+        ctypes.addressof(layer),
         layer,
-        owner,
-        tuple((name, *place) for name, (_, *place) in weights.items()),
+        tuple(places),
         tuple(absent),
-        tuple(checks),
+        tuple(zip(tests, map(len, groups), strict=True)),
         _torch.QUIET,
-        (*_torch.QUIET_ENTRIES, *entries),
+        (*_torch.QUIET_ENTRIES, AUTO),
         activation,
+        Tensor,
         _torch.empty_strided_cpu,
         x.dtype,
         torch.get_num_threads,
     )
-    return made
+    return made if _torch.never not in tests else None

@@ -25,7 +25,7 @@ _storage, _nbytes, _offset = Tensor.untyped_storage, torch.UntypedStorage.nbytes
 def known_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Request | None:
     """The hard pass of x (batch, in), if `remember` was told of such tensors and no gradient is asked for."""
     weight = leaves.in_weight
-    if not isinstance(activation, str) or type(weight) not in (Tensor, torch.nn.Parameter):
+    if not isinstance(activation, str) or type(weight) not in (Tensor, torch.nn.Parameter) or x.is_nested:
         return None
     if not in_eager() or is_watched() or (known := _known.get((weight.data_ptr(), type(weight), activation))) is None:
         return None

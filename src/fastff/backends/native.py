@@ -38,6 +38,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
+_ROWS = 2**31  # from here on the kernels cannot count them
 HAS_GRADIENT = False
 _NO_TREE, _NO_LEAVES = (None,) * len(Tree._fields), (None,) * len(Leaves._fields)
 
@@ -97,7 +98,7 @@ def why_not(request: Request) -> str:
         return lib
     # The sizes last: a tracer's are symbols, which a comparison would fix.
     reason = request.why_no_kernel("cpu", tuple(_DTYPES))
-    return reason or ("counts rows in 32 bits" if len(request.x) >= 2**31 else "")
+    return reason or ("counts rows in 32 bits" if len(request.x) >= _ROWS else "")
 
 
 def describe(request: Request) -> str:
@@ -139,8 +140,10 @@ class Plan(LayerPlan):
         self._address = ctypes.addressof(self._layer)
         self._hard, self._route, self._visit = lib.fastff_hard, lib.fastff_route, lib.fastff_visit
 
-    def run(self, x: Tensor, weights: Sequence[Tensor] = ()) -> Tensor:
+    def run(self, x: Tensor, weights: Sequence[Tensor] = ()) -> Tensor | None:
         batch, storage = x.shape[0], x.untyped_storage()  # which is alive until the call is over
+        if batch >= _ROWS:
+            return None
         y = empty_strided_cpu((batch, self.out_features), self._strides, self.dtype)
         start, base = x.data_ptr(), storage.data_ptr()
         if not base <= start <= base + storage.nbytes() - batch * self._row:
@@ -148,20 +151,11 @@ class Plan(LayerPlan):
         self._hard(_call(self._address, start, 0, y.data_ptr(), batch, _threads()))
         return y
 
-    def direct(
-        self, x: Tensor, weights: Sequence[Tensor], entries: Sequence[direct.Entry] = ()
-    ) -> direct.Direct | None:
-        places = zip(weights, self._references, self._pointers, self._bytes, strict=True)
-        return direct.make(
-            x,
-            dict(zip(self.names[: self.count], places, strict=True)),
-            self.names[self.count :],
-            self.activation,
-            hard=ctypes.cast(self._hard, ctypes.c_void_p).value or 0,
-            layer=self._address,
-            owner=self._layer,
-            entries=entries,
-        )
+    def direct(self, x: Tensor, weights: Sequence[Tensor]) -> direct.Direct | None:
+        names, absent = self.names[: self.count], self.names[self.count :]
+        places = [*zip(names, self._references, self._pointers, self._bytes, strict=True)]
+        hard = ctypes.cast(self._hard, ctypes.c_void_p).value or 0
+        return direct.make(x, weights, places, absent, self.activation, hard=hard, layer=self._layer)
 
     def run_with_leaf(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The hard pass of x (batch, in), and the leaf of each row."""

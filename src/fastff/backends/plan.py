@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .._torch import never
 from ..activations import Activation
 from ..tensors import Leaves, Tree
 from ..validate import check_allocated
-from .direct import Direct, Entry
+from .direct import Direct
 
 _data_ptr, _storage, _nbytes = Tensor.data_ptr, Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
@@ -25,8 +26,9 @@ class LayerPlan:
     """
 
     backend: ClassVar[str]  # its name
-    # Whether an input and the weights have the form for which this test was made, by `_torch.alike_test`.
-    alike: Callable[..., bool] = staticmethod(lambda *_: False)
+    # Whether an input, and whether the weights, have the form for which this test was made, by `_torch.alike_test`.
+    suits: Callable[..., bool] = staticmethod(never)
+    alike: Callable[..., bool] = staticmethod(never)
     calls: int  # of inputs of this form
     # For plan_cache.py: the names of a layer's parameters, first the `count` that it has, then those that are None; and
     # what gets them by name.
@@ -52,7 +54,7 @@ class LayerPlan:
         """The hard pass of x (batch, in), contiguous, by weights that are held; or None, if this is no case for it."""
         raise NotImplementedError
 
-    def direct(self, x: Tensor, weights: Sequence[Tensor], entries: Sequence[Entry] = ()) -> Direct | None:
+    def direct(self, x: Tensor, weights: Sequence[Tensor]) -> Direct | None:
         """A function that runs inputs like x after the checks of plan_cache.py; None if the backend has none."""
         return None
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import alike_test, has_transforms, is_plain, is_watched
+from .._torch import alike_test, frozen, has_transforms, holds_numbers, is_plain, is_watched
 from ..activations import Activation
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree, alias
 from . import native, triton, triton_plan
-from .choice import AUTO, chosen
+from .choice import chosen
 from .direct import Direct
 from .plan import LayerPlan
 from .request import Request
@@ -45,9 +45,10 @@ class PlanCache:
 
     def hard(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         """The hard pass of x by the parameters of an FFF layer, given by name; or None."""
-        if self.direct is not None and (y := self.direct(x, parameters, activation)) is not None:
+        direct = self.direct  # once: another thread may take it away
+        if direct is not None and (y := direct(x, parameters, activation)) is not None:
             return y
-        if _is_grad_enabled():
+        if _is_grad_enabled() or type(x) is not Tensor or x.is_nested:
             return None
         plan = self.plan or self._make(x, parameters, activation)
         if plan is None:
@@ -61,22 +62,27 @@ class PlanCache:
         if found[plan.count :] != _NONE[plan.count :]:  # the layer got a parameter
             self.plan = None
             return None
-        if not plan.alike(x, *weights):
-            if not _is_simple(x, plan.device, plan.dtype, plan.in_features):
+        if not plan.suits(x):
+            form = plan.device, plan.dtype, plan.in_features
+            # Another thread may change a tensor before the test is made. So it is made of a copy that was asked, too.
+            if not _is_simple(x, *form) or not _is_simple(copy := frozen(x)[0], *form):
                 return None
-            if any(t is None for t in weights) or not plan.reads(weights):
-                self.plan = None
-                return None
-            plan.alike, plan.calls, self.direct = alike_test(x, weights), 0, None
+            plan.suits, plan.calls, self.direct = alike_test(copy, ()), 0, None
         if not x.is_contiguous() or has_transforms() or is_watched() or chosen() not in ("auto", plan.backend):
             return None
+        if not plan.alike(*weights):
+            if not is_plain(*weights) or not plan.reads(copies := frozen(*weights)):
+                self.plan = None
+                return None
+            plan.alike, plan.calls, self.direct = alike_test(None, copies), 0, None
         held = plan.hold(weights)  # until this call is over
         if activation != plan.activation or held is None:
             self.plan = None
             return None
         plan.calls = calls = plan.calls + 1
         if calls == 2:  # not for a form that comes once
-            self.direct = plan.direct(x, weights, [AUTO])
+            copy, *copies = frozen(x, *weights)
+            self.direct = plan.direct(copy, copies) if plan.suits(copy) and plan.alike(*copies) else None
         if x.dim() == 2:
             return plan.run(x, weights)
         y = plan.run(x.view(-1, plan.in_features), weights)
@@ -116,6 +122,7 @@ def _is_simple(x: Any, device: torch.device, dtype: torch.dtype, features: int) 
         and x.shape[-1] == features
         and x.is_contiguous()
         and not x.is_neg()
+        and holds_numbers(x)
         and not torch.is_autocast_enabled(device.type)
         and not has_transforms()
         and not is_watched()

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import has_transforms, in_transform, is_exporting, is_plain
+from .._torch import has_transforms, holds_numbers, in_transform, is_exporting, is_plain
 from ..activations import Activation
 from ..tensors import Leaves, SoftOptions, Tree
 from ..validate import check_allocated
@@ -49,7 +49,7 @@ class Request(NamedTuple):
         if kind == "soft":
             return cls(*given, [], False, False)
         weights = [t for t in (*(tree or ()), *(leaves or ())) if t is not None]
-        plain = is_plain(x, *weights)
+        plain = is_plain(x, *weights) and holds_numbers(x)
         if plain:  # kernels read memory themselves
             check_allocated("x", x)
             for name, part in (("tree", tree), ("leaves", leaves)):
