@@ -40,7 +40,10 @@ def test_sampled_training():
     layer, x = make(depth=3, decision="sampled", alternatives=2), torch.randn(3, 5, dtype=torch.float64)
     found = fastff.explain(layer, x)
     assert (found.mode, found.backend) == ("sampled", "aten")
-    assert str(found).endswith("each sample runs the leaf that it visits; for the tree's gradient 2 others")
+    runs = "each sample runs the leaf that it visits; for the tree's gradient 2 others"
+    assert str(found).endswith(f"{runs}, and the nodes on the way")
+    wide = make(14, depth=3, decision="sampled", alternatives=2)  # two numbers for each node: no more than its input
+    assert fastff.explain(wide, torch.randn(3, 14).double()).how == f"{runs}, and all nodes in one product"
     with pytest.raises(ValueError, match="expects inputs of shape"):
         fastff.explain(layer, x[:, :2])
 

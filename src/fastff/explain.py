@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from . import functional
-from .backends import BACKENDS, choose, reference, shed, triton_training
+from .backends import BACKENDS, choose, paths, reference, shed, triton_training
 from .layer import FFF
 from .tensors import SoftOptions
 
@@ -56,9 +56,11 @@ def _sampled(layer: FFF, x: Tensor) -> Explanation:
     with functional.no_autocast(x):
         rows = functional.flatten(x, layer.node_weight).to(layer.node_weight.dtype)
         triton = triton_training.takes(layer.activation, rows, *layer.tree, *layer.leaves)
-    alternatives = min(layer.alternatives, max(layer.depth, 1))
+        alternatives = min(layer.alternatives, max(layer.depth, 1))
+        few = paths.are_few(rows, layer.tree, layer.activation, alternatives, layer.sparse_gradients)
     others = f"{alternatives} other{'s' * (alternatives > 1)}"
     how = f"each sample runs the leaf that it visits; for the tree's gradient {others}"
+    how += ", and all nodes in one product" if few else ", and the nodes on the way"
     if triton:
         return Explanation("sampled", "triton", "chosen by fastff.backend('triton')", how)
     return Explanation("sampled", "aten", "auto: kernels run on a GPU with fastff.backend('triton')", how)
