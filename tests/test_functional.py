@@ -156,6 +156,17 @@ def ready():
     return layer
 
 
+@pytest.mark.skipif("native" not in available(), reason="needs the native backend")
+def test_direct_is_there_again_after_a_conversion(ready):
+    """The plan of the old dtype used to stay and to answer no call: a layer made bfloat16 was slow for good."""
+    follows(ready.bfloat16(), torch.randn(3, 5, dtype=torch.bfloat16))
+    assert ready._plans.plan.dtype == torch.bfloat16
+    plan = ready._plans.plan
+    with pytest.raises(TypeError, match=r"got a torch.float64 input"), torch.no_grad():
+        ready(torch.randn(3, 5).double())
+    assert ready._plans.plan is plan  # it was the input that did not fit
+
+
 def test_direct_shapes(ready):
     x = torch.randn(4, 6, 5)
     for part in (x[0, 0], x[0], x, x[:, 0], x[:0], x[:, :0], x.transpose(0, 1), x[::2], x[0].T.contiguous().T):

@@ -66,6 +66,8 @@ class PlanCache:
             form = plan.device, plan.dtype, plan.in_features
             # Another thread may change a tensor before the test is made. So it is made of a copy that was asked, too.
             if not _is_simple(x, *form) or not _is_simple(copy := frozen(x)[0], *form):
+                if not is_plain(*weights) or not plan.reads(weights):  # the layer was converted or moved, too
+                    self.plan = None
                 return None
             plan.suits, plan.calls, self.direct = alike_test(copy, ()), 0, None
         if not x.is_contiguous() or has_transforms() or is_watched() or chosen() not in ("auto", plan.backend):
