@@ -1,18 +1,20 @@
 """Tables of sampled training: sampled_step.csv, sampled_gradient.csv, sampled_search.csv, sampled_mnist.csv."""
 
 import json
+import statistics
 
-from rows import matching, mean, one, read, table
+from rows import Row, matching, mean, one, read, table
 
-WAYS = {
-    "dense": "dense",
-    "straight_through": "straight-through",
-    "sampled-mixture-1": "`mixture`, 1 alternative",
-    "sampled-mixture-3": "`mixture`, 3 alternatives",
-    "sampled-even-1": "`even`, 1 alternative",
-}
-STEPS = ("dense", "straight_through", "sampled-mixture-1", "sampled-mixture-3", "sampled-even-1")
+STEPS = ("dense", "straight_through", "sampled-mixture-1", "sampled-mixture-{depth}", "sampled-even-1")
 DEPTHS = (5, 8, 10, 12)
+
+
+def label(way: str) -> str:
+    """The words for a way of benchmarks/sampled_*.py."""
+    if not way.startswith("sampled-"):
+        return way.replace("_", "-")
+    _, estimator, count = way.split("-")
+    return f"`{estimator}`, {count} alternative{'s' * (count != '1')}"
 
 
 def step() -> str:
@@ -21,13 +23,15 @@ def step() -> str:
     for depth in DEPTHS:
         cells = [str(depth), str(2**depth)]
         for way in STEPS:
-            rows = [row for row in read("sampled_step") if row["depth"] == str(depth) and row["way"] == way]
-            ratio = (
-                f" ({float(rows[-1]['over_dense']):.2f}x)" if rows and rows[-1]["over_dense"] and way != "dense" else ""
+            name = way.format(depth=depth)
+            rows = [row for row in read("sampled_step") if row["depth"] == str(depth) and row["way"] == name]
+            over = rows[-1]["over_dense"] if rows and way != "dense" else ""
+            cells.append(
+                f"{float(rows[-1]['median_ms']):.0f}" + (f" ({float(over):.2f}x)" if over else "") if rows else ""
             )
-            cells.append(f"{float(rows[-1]['median_ms']):.0f}{ratio}" if rows else "")
         body.append([*cells, f"{float(one('sampled_step', depth=depth, way=STEPS[2])['peak_mb']):.0f}"])
-    return table(["depth", "leaves", *(WAYS[way] for way in STEPS), "peak MB, 1 alternative"], body)
+    ways = ["dense", "straight-through", "`mixture`, 1 alternative", "`mixture`, one a level", "`even`, 1 alternative"]
+    return table(["depth", "leaves", *ways, "peak MB, 1 alternative"], body)
 
 
 def gradient() -> str:
@@ -46,50 +50,78 @@ def gradient() -> str:
     return table([*header, "deviation, T = 10"], body)
 
 
-def mnist() -> str:
-    """Hard test accuracy, and leaves in use: means over the seeds that all ways of a cell have."""
+NAMES = {"mnist": "MNIST", "fashionmnist": "FashionMNIST", "cifar10": "CIFAR10"}
+NEURONS = 16  # of inference, in the table over depths
+
+
+def with_error(rows: list[Row], column: str) -> str:
+    """The mean, and the standard error of the mean."""
+    values = [float(row[column]) for row in rows]
+    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values) / len(values) ** 0.5:.2f}"
+
+
+def accuracy() -> str:
+    """Hard test accuracy, and leaves in use."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in read("sampled_mnist"):
+        if int(row["depth"]) + int(row["leaf_width"]) != NEURONS:
+            groups.setdefault(
+                tuple(row[name] for name in ("dataset", "depth", "leaf_width", "way", "temperature")), []
+            ).append(row)
+    order = list(NAMES)
     body = []
-    names = {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}
-    cells = dict.fromkeys((row["dataset"], row["depth"], row["leaf_width"]) for row in read("sampled_mnist"))
-    for dataset, depth, width in sorted(
-        cells, key=lambda cell: (cell[0] == "fashionmnist", int(cell[1]), -int(cell[2]))
+    for key in sorted(
+        groups, key=lambda key: (order.index(key[0]), int(key[1]), -int(key[2]), key[3] != "straight_through", key[3:])
     ):
-        rows = matching("sampled_mnist", dataset=dataset, depth=depth, leaf_width=width)
-        ways = sorted(
-            {(row["way"], row["temperature"]) for row in rows}, key=lambda way: (list(WAYS).index(way[0]), way[1])
-        )
-        found = {way: [row for row in rows if (row["way"], row["temperature"]) == way] for way in ways}
-        seeds = set.intersection(*({row["seed"] for row in own} for own in found.values()))
-        for way, last in ways:
-            own = [row for row in found[way, last] if row["seed"] in seeds]
-            used = min(int(row["leaves_used"]) for row in own)
-            texts = [names[dataset], depth, width, WAYS[way], f"{float(last):g}", f"{mean(own, 'accuracy'):.2f}"]
-            texts += [f"{mean(own, 'train_accuracy'):.2f}", f"{used} of {2 ** int(depth)}", str(len(seeds))]
-            body.append(texts)
+        dataset, depth, width, way, last = key
+        rows = groups[key]
+        used = min(int(row["leaves_used"]) for row in rows)
+        cells = [NAMES[dataset], depth, width, label(way), f"{float(last):g}", with_error(rows, "accuracy")]
+        body.append([*cells, f"{mean(rows, 'train_accuracy'):.2f}", f"{used} of {2 ** int(depth)}", str(len(rows))])
     header = ["data", "depth", "leaf width", "decision", "last temperature"]
     return table([*header, "test", "training", "leaves in use", "seeds"], body)
 
 
-def search() -> str:
-    """Validation and training accuracy of one training each, in the order in which they were made."""
+def depths() -> str:
+    """Test accuracy of trees with the same neurons of inference, and the time that they train."""
     body = []
+    for depth in (4, 6, 8, 10, 12):
+        width = NEURONS - depth
+        cells = [str(depth), str(width), f"{2**depth * width:,}"]
+        for dataset in ("mnist", "fashionmnist"):
+            rows = matching(
+                "sampled_mnist", dataset=dataset, depth=depth, leaf_width=width, way=f"sampled-mixture-{depth}"
+            )
+            cells += [with_error(rows, "accuracy"), f"{mean(rows, 'train_accuracy'):.2f}"]
+            cells.append(f"{statistics.median(float(row['seconds']) for row in rows):.0f}")
+        body.append(cells)
+    header = ["depth", "leaf width", "neurons trained"]
+    for name in ("MNIST", "FashionMNIST"):
+        header += [f"{name}, test", "training", "seconds"]
+    return table(header, body)
+
+
+def search() -> str:
+    """Validation and training accuracy, in the order in which the trainings were made."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in read("sampled_search"):
         way = json.loads(row["way"])
         decision = "straight-through" if way.pop("decision", "") else f"sampled, {way.pop('alternatives', 1)}"
         changes = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in way.items())
         depth, width = row["cell"].split(":")[1].split("x")
-        cells = [depth, width, decision, changes, row["library"], row["validation"], row["training"]]
-        body.append(cells)
-    header = [
-        "depth",
-        "leaf width",
-        "decision, alternatives",
-        "changed",
-        "balance and baseline",
-        "validation",
-        "training",
+        groups.setdefault((depth, width, decision, changes, row["library"]), []).append(row)
+    body = [
+        [*key, f"{mean(rows, 'validation'):.2f}", f"{mean(rows, 'training'):.2f}", str(len(rows))]
+        for key, rows in groups.items()
     ]
-    return table(header, body)
+    header = ["depth", "leaf width", "decision, alternatives", "changed", "balance and baseline"]
+    return table([*header, "validation", "training", "trainings"], body)
 
 
-TABLES = {"sampled-step": step, "sampled-gradient": gradient, "sampled-mnist": mnist, "sampled-search": search}
+TABLES = {
+    "sampled-step": step,
+    "sampled-gradient": gradient,
+    "sampled-accuracy": accuracy,
+    "sampled-depths": depths,
+    "sampled-search": search,
+}

@@ -57,7 +57,7 @@ def _sampled(layer: FFF, x: Tensor) -> Explanation:
         rows = functional.flatten(x, layer.node_weight).to(layer.node_weight.dtype)
         triton = triton_training.takes(layer.activation, rows, *layer.tree, *layer.leaves)
         alternatives = min(layer.alternatives, max(layer.depth, 1))
-        few = paths.are_few(rows, layer.tree, layer.activation, alternatives, layer.sparse_gradients)
+        few = paths.are_few(rows, layer.tree, layer.activation, alternatives)
     others = f"{alternatives} other{'s' * (alternatives > 1)}"
     how = f"each sample runs the leaf that it visits; for the tree's gradient {others}"
     how += ", and all nodes in one product" if few else ", and the nodes on the way"

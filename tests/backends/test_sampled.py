@@ -183,13 +183,14 @@ def test_few_nodes_are_all_seen(estimator):
 
 def test_many_nodes_are_seen_on_paths():
     """Also by a layer that saw all of them before: its losses do not read what an earlier forward left."""
-    layer, x = make(20, 5, depth=3, decision="sampled"), torch.randn(50, 20, dtype=torch.float64)
+    layer = make(1022, 5, depth=9, leaf_width=1, decision="sampled", alternatives=3)
+    x = torch.randn(50, 1022, dtype=torch.float64)
     layer(x)
-    assert layer.last_logits.shape == (50, 7)
-    layer.sparse_gradients = True
+    assert layer.last_logits.shape == (50, 511)
+    layer.alternatives = 1  # 511 nodes are many for one alternative
     layer(x[:9])
     assert layer.last_logits is None
-    assert layer.running_shares.shape == (7, 2)
+    assert layer.running_shares.shape == (511, 2)
     assert fastff.usage(layer)[""].samples == 9
     for changed in (make(13, 5, depth=3, decision="sampled"), make(20, 5, depth=3, decision="sampled").bfloat16()):
         changed(torch.randn(9, changed.in_features, dtype=changed.node_weight.dtype))
