@@ -95,7 +95,7 @@ def line(row: Row) -> str:
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="mnist", choices=("mnist", "fashionmnist"))
+    parser.add_argument("--dataset", default="mnist", choices=("mnist", "fashionmnist", "cifar10"))
     parser.add_argument("--sizes", default="4x8", help="depth x leaf width, comma separated")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--epochs", type=int, default=10)

@@ -55,8 +55,10 @@ NEURONS = 16  # of inference, in the table over depths
 
 
 def with_error(rows: list[Row], column: str) -> str:
-    """The mean, and the standard error of the mean."""
+    """The mean, and the standard error of the mean; of one value, that."""
     values = [float(row[column]) for row in rows]
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
     return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values) / len(values) ** 0.5:.2f}"
 
 
@@ -102,20 +104,22 @@ def depths() -> str:
 
 
 def search() -> str:
-    """Validation and training accuracy, in the order in which the trainings were made."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    """Validation accuracy of the decisions, balance losses and temperatures that were trained three times or more."""
+    groups: dict[tuple[str, str, str], dict[str, list[Row]]] = {}
     for row in read("sampled_search"):
         way = json.loads(row["way"])
-        decision = "straight-through" if way.pop("decision", "") else f"sampled, {way.pop('alternatives', 1)}"
-        changes = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in way.items())
-        depth, width = row["cell"].split(":")[1].split("x")
-        groups.setdefault((depth, width, decision, changes, row["library"]), []).append(row)
-    body = [
-        [*key, f"{mean(rows, 'validation'):.2f}", f"{mean(rows, 'training'):.2f}", str(len(rows))]
-        for key, rows in groups.items()
-    ]
-    header = ["depth", "leaf width", "decision, alternatives", "changed", "balance and baseline"]
-    return table([*header, "validation", "training", "trainings"], body)
+        decision = "straight-through" if way.pop("decision", "") else f"`mixture`, {way.pop('alternatives', 1)}"
+        last = f"{way.pop('temperature', [1, 1])[1]:g}"
+        sees = "paths" if way.pop("balance_from", "") != "nodes" and decision[0] == "`" else "nodes"
+        if row["library"] == "compared" and not way:
+            groups.setdefault((decision, sees, last), {}).setdefault(row["cell"], []).append(row)
+    body = []
+    for key, cells in sorted(groups.items(), key=lambda group: (group[0][0] != "straight-through", group[0])):
+        rows = [cells.get(f"mnist:7x{width}", []) for width in (8, 1)]
+        if min(map(len, rows)) >= 3:
+            body.append([*key, *(with_error(own, "validation") for own in rows)])
+    header = ["decision, alternatives", "balance sees", "last temperature", "leaves of 8", "leaves of 1"]
+    return table(header, body)
 
 
 TABLES = {

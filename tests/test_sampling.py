@@ -99,9 +99,10 @@ def test_clear_decisions_and_nan_give_valid_levels(estimator):
     assert not weight[0].isnan().any()
 
 
-def test_alternatives_are_at_most_the_depth():
+def test_alternatives_are_at_most_the_other_leaves():
     assert check_alternatives(1, 0) == 1
-    with pytest.raises(ValueError, match="one for each level; got 4 at depth 3"):
-        check_alternatives(4, 3)
+    assert check_alternatives(7, 3) == 7
+    with pytest.raises(ValueError, match="at most 7, the other leaves of a tree of depth 3; got 8"):
+        check_alternatives(8, 3)
     with pytest.raises(ValueError, match="alternatives must be at least 1; got 0"):
         check_alternatives(0, 3)

@@ -123,6 +123,6 @@ def alike_test(x: torch.Tensor | None, weights: Sequence[torch.Tensor]) -> Calla
         from torch._C._dynamo.guards import TensorGuards
 
         check: Callable[..., bool] = TensorGuards(*tensors, **options).check
-    except Exception:  # it is private, and another torch may want other arguments
+    except (ImportError, TypeError):  # it is private: another torch may lack it, or want other arguments
         return never
     return check

@@ -7,6 +7,7 @@ from torch import Tensor
 from . import functional
 from .backends import BACKENDS, choose, paths, reference, shed, triton_training
 from .layer import FFF
+from .sampling import most_alternatives
 from .tensors import SoftOptions
 
 
@@ -56,7 +57,7 @@ def _sampled(layer: FFF, x: Tensor) -> Explanation:
     with functional.no_autocast(x):
         rows = functional.flatten(x, layer.node_weight).to(layer.node_weight.dtype)
         triton = triton_training.takes(layer.activation, rows, *layer.tree, *layer.leaves)
-        alternatives = min(layer.alternatives, max(layer.depth, 1))
+        alternatives = min(layer.alternatives, most_alternatives(layer.depth))
         few = paths.are_few(rows, layer.tree, layer.activation, alternatives)
     others = f"{alternatives} other{'s' * (alternatives > 1)}"
     how = f"each sample runs the leaf that it visits; for the tree's gradient {others}"

@@ -21,7 +21,7 @@ from .adapters import check_int8, is_original
 from .backends.plan_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
 from .last_forward import LAST, remember
-from .sampling import ESTIMATORS, Estimator, check_alternatives
+from .sampling import ESTIMATORS, Estimator, check_alternatives, most_alternatives
 from .shares import update
 from .sharing import share
 from .tensors import LEAF_PARAMETERS, Leaves, Tree, at_least_float32
@@ -53,7 +53,7 @@ class FFF(nn.Module):
         epsilon: in training, a sample does not run the leaves whose weight is below `epsilon` times the even share,
             2**-depth. The weight that is left out is below `epsilon`; the others are scaled up to 1. Steps get cheaper
             as the tree hardens. Not with "sampled".
-        alternatives: with "sampled", the other leaves that each sample tries, from 1 to depth.
+        alternatives: with "sampled", the other leaves that each sample tries, for example one for each level.
         estimator: with "sampled", how these are drawn: "mixture", whose expectation is the straight-through gradient,
             or "even", which is cheaper (`fastff.sampling`).
 
@@ -203,13 +203,13 @@ class FFF(nn.Module):
         return output
 
     def _sampled(self, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
-        alternatives = min(check_int("alternatives", self.alternatives, 1), max(self.depth, 1))
+        alternatives = min(check_int("alternatives", self.alternatives, 1), most_alternatives(self.depth))
         sparse = self.sparse_gradients and not self.sharing and not is_compiling()
         options |= {"alternatives": alternatives, "estimator": self.estimator, "sparse": sparse}
         output, path, leaf, weight, nodes = functional.sampled(x, self.tree, leaves, **options)
         shares = update(self.running_shares, path, leaf, weight) if nodes is None else None
-        seen = {"last_path": path, "last_leaf": leaf, "last_weight": weight, "last_logits": nodes}
-        remember(self, path, **seen, running_shares=shares)
+        paths = {"last_path": path, "last_leaf": leaf, "last_weight": weight}
+        remember(self, path, **paths, last_logits=nodes, running_shares=shares)
         return output
 
     def soft(self, x: Tensor) -> Tensor:

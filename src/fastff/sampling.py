@@ -19,19 +19,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import check_int
+from .tree import num_leaves
 
 Estimator = Literal["mixture", "even"]
 ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 
 def check_alternatives(alternatives: int, depth: int) -> int:
-    """The number of alternatives, if a tree of this depth has that many."""
-    alternatives = check_int("alternatives", alternatives, 1)
-    if alternatives > max(depth, 1):
+    """The number of alternatives, if a tree of this depth has that many other leaves."""
+    alternatives, others = check_int("alternatives", alternatives, 1), most_alternatives(depth)
+    if alternatives > others:
         raise ValueError(
-            f"alternatives must be at most the depth, one for each level; got {alternatives} at depth {depth}."
+            f"alternatives must be at most {others}, the other leaves of a tree of depth {depth}; got {alternatives}."
         )
     return alternatives
+
+
+def most_alternatives(depth: int) -> int:
+    """The leaves besides the visited one; 1 if there is none."""
+    return max(num_leaves(depth) - 1, 1)
 
 
 def draw(logits: Tensor, estimator: str, alternatives: int) -> tuple[Tensor, Tensor]:

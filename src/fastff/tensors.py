@@ -85,7 +85,7 @@ class SampledOptions(NamedTuple):
     temperature: Tensor | float = 1.0
     transposition: float = 0.0
     dropout: float = 0.0
-    alternatives: int = 1  # other leaves that each sample tries, up to the depth
+    alternatives: int = 1  # other leaves that each sample tries
     estimator: str = "mixture"  # how they are drawn: fastff.sampling
     sparse: bool = False  # gradients of the parameters are sparse: of the visited nodes and leaves alone
     at_owner: Any = None  # runs leaves where they are (parallel/exchange.py); None: they are all here

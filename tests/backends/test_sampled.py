@@ -388,8 +388,8 @@ def test_wrong_choices_are_named():
         fastff.FFF(5, 4, depth=2, leaf_width=3, decision="hard")
     with pytest.raises(ValueError, match="estimator must be 'mixture' or 'even'; got 'odd'"):
         fastff.FFF(5, 4, depth=2, leaf_width=3, estimator="odd")
-    with pytest.raises(ValueError, match="got 3 at depth 2"):
-        fastff.FFF(5, 4, depth=2, leaf_width=3, alternatives=3)
+    with pytest.raises(ValueError, match="at most 3, the other leaves of a tree of depth 2; got 4"):
+        fastff.FFF(5, 4, depth=2, leaf_width=3, alternatives=4)
 
 
 @pytest.mark.parametrize(

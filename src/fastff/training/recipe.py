@@ -64,7 +64,7 @@ class Recipe:
             "sampled" trains the leaf that inference will use, and the tree by a few others, whatever the depth.
         epsilon: leaves that weigh less than `epsilon` times the even share, 2**-depth, for a sample are not run for it,
             as in `FFF`; not with "sampled". It replaces the layers' own.
-        alternatives: with "sampled", the other leaves that each sample tries, at most one per level.
+        alternatives: with "sampled", the other leaves that each sample tries, for example one per level.
         temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
             with "soft", and with "sampled" in deep trees.
         final_temperature: the temperature after the last step. At 1000 the soft pass equals the hard one, except for
