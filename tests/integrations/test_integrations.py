@@ -33,10 +33,10 @@ LR = 0.05
 class Tiny(nn.Module):
     """As a model of transformers: it takes keywords and returns a loss."""
 
-    def __init__(self):
+    def __init__(self, depth=2):
         super().__init__()
         self.up = nn.Linear(4, 8)
-        self.fff = fastff.FFF(8, 3, depth=2, leaf_width=4)
+        self.fff = fastff.FFF(8, 3, depth=depth, leaf_width=4)
 
     def forward(self, x, labels=None):
         logits = self.fff(self.up(x))
@@ -176,15 +176,22 @@ def test_trainer_starts_balanced_and_ends_without_noise(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "sharing"), [(0.0, 0.0), (0.8, 0.5)])
-def test_trainer_resumes_exactly(tmp_path, noise, sharing):
-    """Twelve steps at once, and six, a new process's objects, and six more: bit-equal, noise and rebalancing in."""
+@pytest.mark.parametrize(
+    ("noise", "sharing", "decision", "depth"),
+    [(0.0, 0.0, "straight_through", 2), (0.8, 0.5, "straight_through", 2), (0.0, 0.0, "sampled", 5)],
+)
+def test_trainer_resumes_exactly(tmp_path, noise, sharing, decision, depth):
+    """Twelve steps at once, and six, a new process's objects, and six more: bit-equal, noise and rebalancing in.
+
+    A checkpoint of a Trainer is JSON; the running shares of a sampled tree are a tensor, and once broke its saving.
+    """
     data = {"x": samples()[0]}
     options = OPTIONS | {"noise": noise, "sharing": sharing, "rebalance_every": 4, "min_share": 0.5}
+    options["decision"] = decision
 
     def train(path, resume=None, **more):
         torch.manual_seed(5)
-        model = Tiny()
+        model = Tiny(depth)
         if resume:
             nn.init.zeros_(model.fff.node_weight)  # what the checkpoint brings must not be drawn anew
         callback = with_transformers.FFFCallback(data, **options)
@@ -197,6 +204,8 @@ def test_trainer_resumes_exactly(tmp_path, noise, sharing):
     resumed, log_again = train(tmp_path / "again", resume=str(tmp_path / "checkpoint-6"))
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
+    if decision == "sampled":
+        assert torch.equal(whole.fff.running_shares, resumed.fff.running_shares)
     last = [[entry["loss"] for entry in entries if "loss" in entry] for entries in (log, log_again)]
     assert last[0] == last[1]
 

@@ -137,6 +137,18 @@ def test_other_widths(family, leaf_width, how):
     torch.testing.assert_close(output(model.train(), batch), output(dense.train(), batch))
 
 
+@pytest.mark.parametrize("decision", ["straight_through", "sampled"])
+def test_a_training_forward_that_visits_single_leaves_is_not_compared_with_the_dense_model(decision):
+    """With dense weights only the soft pass is exact; surgery with other decisions was refused as a wrong result."""
+    model, x = stack(Mlp()).train(), torch.randn(4, 16)
+    dense = model(x)
+    fastff.replace_(model, depth=2, decision=decision, example=x)
+    (layer,) = fastff.layer.fff_layers(model).values()
+    assert layer.decision == decision
+    layer.decision = "soft"
+    torch.testing.assert_close(model(x), dense)
+
+
 def test_node_networks_and_random_weights():
     model, batch = build("timm")
     dense = output(copy.deepcopy(model).train(), batch)

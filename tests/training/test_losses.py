@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastff
 import oracle
@@ -155,6 +156,19 @@ def test_losses_under_compile(whole_step):
             assert all(layer.last_logits.grad_fn is None for layer in (model[0], model[2]))
         for parameter, value in zip(model.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+def test_new_batch_sizes_compile_once_more(epsilon):
+    """The second size makes sizes symbols. The balance loss took the logarithm of a size, and compiled for each."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    model = fastff.FFF(5, 3, depth=2, leaf_width=4, epsilon=epsilon)
+    loss = torch.compile(lambda x: model(x).sum() + fastff.balance_loss(model), backend=counter)
+    for batch in (4, 9, 13, 21, 32):
+        loss(torch.randn(batch, 5)).backward()
+    assert 1 <= counter.frame_count <= 2
 
 
 def test_losses_inside_an_ensemble():

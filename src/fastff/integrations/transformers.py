@@ -12,6 +12,7 @@ loads the models.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -23,7 +24,7 @@ from .pretrained import from_pretrained, push_to_hub, save_pretrained
 
 __all__ = ["FFFCallback", "FFFTrainer", "FFFTrainerMixin", "from_pretrained", "push_to_hub", "save_pretrained"]
 
-STATE = "fastff.Recipe"
+STATE, SHARES = "fastff.Recipe", "running_shares"
 REMEDY = (
     "Train with FFFTrainer, or with your own class as class MyTrainer(FFFTrainerMixin, Trainer); a compute_loss that "
     "does not call super().compute_loss must add callback.loss()."
@@ -69,13 +70,18 @@ class FFFCallback(TrainerCallback):
                 "end."
             )
         kept: Any = state.stateful_callbacks
-        self.driver.begin(model, state.max_steps, state.global_step, kept.get(STATE, {}).get("attributes"))
+        of_recipe: dict[str, Any] = dict(kept.get(STATE, {}).get("attributes", {}))
+        if shares := of_recipe.get(SHARES):
+            of_recipe[SHARES] = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in shares.items()}
+        self.driver.begin(model, state.max_steps, state.global_step, of_recipe)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.driver.step(REMEDY)
         if self.driver.recipe is not None:
             kept: Any = state.stateful_callbacks  # a part of every checkpoint
-            kept[STATE] = {"args": {}, "attributes": self.driver.recipe.state_dict()}
+            of_recipe = self.driver.recipe.state_dict()
+            of_recipe[SHARES] = {name: shares.tolist() for name, shares in of_recipe[SHARES].items()}  # it is JSON
+            kept[STATE] = {"args": {}, "attributes": of_recipe}
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

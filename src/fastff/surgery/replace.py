@@ -125,7 +125,9 @@ def _operate(
         replaced.append(Replaced(block.name, block.form, *sizes, activation_name(block.activation), how, share, on))
 
     before = _parameters(model)
-    exact = init == "dense" and all(r.leaf_width << r.depth >= r.width for r in replaced)
+    # In the soft pass: with other decisions, a training forward visits single leaves.
+    soft = all(entry["decision"] == "soft" for entry in entries)
+    exact = init == "dense" and soft and all(r.leaf_width << r.depth >= r.width for r in replaced)
     first = None if example is not None else _first(data)
     outputs = OutputCheck(model, chosen, sample if first is None else first)
     commit([*edits, *remember(model, entries)])

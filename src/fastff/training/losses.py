@@ -110,12 +110,17 @@ def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
         if kind == "leaf":
             visited = layer.last_leaf[:, 0].bincount(minlength=layer.num_leaves)
             return torch.stack([visited.to(logits.dtype), leaf_mass(*seen, len(layer.last_leaf), layer.depth)]) / batch
-        return log_flow_of_visits(*seen, layer.num_nodes) - math.log(batch)  # -inf: no sample visits the node
+        return log_flow_of_visits(*seen, layer.num_nodes) - _log(batch, logits)  # -inf: no sample visits the node
     if kind == "leaf":
         visited = one_hot(walk(logits), layer.num_leaves, logits.dtype).sum(0)
         return torch.stack([visited, mixture(logits).sum(0)]) / batch  # (2, leaves)
     # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
-    return torch.logsumexp(log_flow(logits), 0) - math.log(batch)  # (nodes, 2)
+    return torch.logsumexp(log_flow(logits), 0) - _log(batch, logits)  # (nodes, 2)
+
+
+def _log(count: int, like: Tensor) -> Tensor:
+    """The logarithm. A compiler would take math.log of a size for a constant, and compile for every size again."""
+    return torch.full((), count, dtype=like.dtype, device=like.device).log()
 
 
 def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> list[tuple[Tensor, float]]:
