@@ -5,11 +5,15 @@ through oneDNN do. AVX-512 is the most they are allowed here.
 """
 
 import os
+import signal
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts programs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C need it
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton kernels run on CPU tensors; read when they are first imported

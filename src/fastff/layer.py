@@ -39,8 +39,7 @@ class FFF(nn.Module):
         leaf_width: hidden neurons of a leaf.
         node_width: hidden neurons of a node network; 1 makes a node linear, and its boundary a plane.
         activation: activation of the leaves (and inside nodes of node_width > 1): "relu", "gelu", "gelu_tanh", "silu",
-            "tanh", "identity", an elementwise callable, or "swiglu", "geglu" or "geglu_tanh" for gated
-            leaves.
+            "tanh", "identity", an elementwise callable; or "swiglu", "geglu", "geglu_tanh" for gated leaves.
         bias: whether leaves have biases. Nodes always do: they place the boundaries.
         dropout: probability of dropout on the hidden layer of the leaves, in training.
         transposition: probability, in training, that a node swaps its children for a sample. It counters localised
