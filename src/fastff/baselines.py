@@ -17,9 +17,9 @@ from . import activations
 from .activations import Activation
 from .backends import torch_backend
 from .checks import allocate, check_int, check_probability
-from .functional import autocast_dtype, flatten, no_autocast, restore, visit
+from .functional import autocast_dtype, flatten, restore, visit
 from .last_forward import recall, remember
-from .tensors import FLOAT_LEAVES, Leaves, at_least_float32, cast
+from .tensors import FLOAT_LEAVES, Leaves, at_least_float32, cast, no_autocast
 
 
 class FF(nn.Module):

@@ -8,7 +8,7 @@ from . import functional
 from .backends import BACKENDS, choose, paths, reference, shed, triton_training
 from .layer import FFF
 from .sampling import most_alternatives
-from .tensors import SoftOptions
+from .tensors import SoftOptions, no_autocast
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
     how = ("int8 leaves; " if request.is_int8 else "") + backend.describe(request)
     if layer.training and layer.epsilon and backend is not reference:
         arguments = (*request.arguments, layer.epsilon)
-        with functional.no_autocast(request.x):
+        with no_autocast(request.x):
             how = shed.describe(*arguments)
     if request.kind == "hard" and request.needs_grad and not backend.HAS_GRADIENT:
         how += "; backward runs the visited leaves again, in torch (use torch.no_grad() to avoid this)"
@@ -54,7 +54,7 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
 
 def _sampled(layer: FFF, x: Tensor) -> Explanation:
     """Sampled training has no choice but torch operations and, by name, its Triton kernels."""
-    with functional.no_autocast(x):
+    with no_autocast(x):
         rows = functional.flatten(x, layer.node_weight).to(layer.node_weight.dtype)
         triton = triton_training.takes(layer.activation, rows, *layer.tree, *layer.leaves)
         alternatives = min(layer.alternatives, most_alternatives(layer.depth))

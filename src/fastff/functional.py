@@ -7,7 +7,6 @@ hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0 
 `shed` is the soft pass without the leaves that hardly count.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from .backends.shed import shed as shed_pass
 from .backends.visited import run_with_gradient
 from .checks import check_choice, check_number, check_probability
 from .sampling import ESTIMATORS, check_alternatives
-from .tensors import Leaves, Parts, Sampled, SampledOptions, Shed, Soft, SoftOptions, Tree, alias, cast
+from .tensors import Leaves, Parts, Sampled, SampledOptions, Shed, Soft, SoftOptions, Tree, alias, cast, no_autocast
 from .tree import depth_of
 from .validate import check_fit, check_input, check_layer, check_leaf, check_tree
 
@@ -245,11 +244,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(x.device.type):
         return None
     return torch.get_autocast_dtype(x.device.type)
-
-
-def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast off, on a device that has it."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def snapshot(tensors: Parts) -> Parts:

@@ -1,5 +1,6 @@
 """The tensors of a layer and of a pass, as every backend gets them: nodes in heap order, leaves from left to right."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -110,6 +111,11 @@ Parts = TypeVar("Parts", Tree, Leaves)
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off, on a device that has it."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def sparse_rows(used: Tensor, values: Tensor, rows: int) -> Tensor:

@@ -250,6 +250,19 @@ def test_autocast_runs_in_the_dtype_of_the_weights():
     assert layer.leaf_in_weight.grad.dtype == torch.float32
 
 
+def test_a_backward_pass_under_autocast_is_not_rounded():
+    layer, x = make(depth=3, decision="sampled", dtype=torch.float32), torch.randn(9, 5)
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            layer(x).sum().backward()
+        found.append(layer.node_weight.grad)
+    assert found[0].any()
+    assert torch.equal(*found)
+
+
 def test_transposition_swaps_the_decisions(monkeypatch):
     layer, x = make(depth=3, decision="sampled", transposition=0.5), torch.randn(40, 5, dtype=torch.float64)
     monkeypatch.setattr(sampled, "_swaps", lambda x, depth, _: torch.ones(len(x), depth, dtype=torch.bool))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import functional
 from ..layer import FFF, fff_layers, trainable_layers
 from ..ranks import Ranks, is_dtensor
-from ..tensors import Leaves
+from ..tensors import Leaves, no_autocast
 from .exchange import at_owner
 from .synchronize import synchronize_
 
@@ -50,7 +50,7 @@ class ShardedFFF(FFF):
         def run(rows: Tensor, leaf: Tensor, leaves: Leaves) -> Tensor:
             return functional.visit(rows, leaf, leaves, self.activation)
 
-        with functional.no_autocast(flat):
+        with no_autocast(flat):
             y = at_owner(self.owners, flat.to(self.node_weight.dtype), leaf, self.leaves, run)
         return functional.restore(y if dtype is None else y.to(dtype), x)
 

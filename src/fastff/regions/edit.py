@@ -19,9 +19,9 @@ from .. import activations
 from ..batches import batches as batches_in
 from ..batches import evaluation_mode, feed, watch_inputs
 from ..checks import check_int, check_number
-from ..functional import hard, no_autocast
+from ..functional import hard
 from ..layer import FFF
-from ..tensors import LEAF_PARAMETERS
+from ..tensors import LEAF_PARAMETERS, no_autocast
 from .records import Edit, LeafChange, changes_of, editable, written
 
 _RIDGE = 1e-3  # of the mean square of the hidden layer at `keep`: neurons that are silent there are not free to change
