@@ -3,8 +3,9 @@
     python benchmarks/sampled_mnist.py --output results/sampled_mnist.csv        # FASTFF_DATA: the data sets
     python benchmarks/sampled_mnist.py --sizes 4x8 --ways sampled-mixture-1 --epochs 1 --seeds 0     # a try
 
-A way is `straight_through`, or `sampled`, an estimator of `fastff.sampling` and the number of alternatives. Every way
-has the same recipe (`fastff.Recipe` with its defaults), AdamW, cosine schedule and order of the data for a seed.
+A way is `straight_through`, or `sampled`, an estimator of `fastff.sampling` and the number of alternatives, such as
+sampled-mixture-4. Every way has the same recipe (`fastff.Recipe` with its defaults), AdamW, cosine schedule and order
+of the data for a seed. `lazy` at the end, as in sampled-mixture-4-lazy, takes fastff.optim.LazyAdamW instead.
 Accuracy is the hard pass's, in percent, on the test set, after the last epoch. Rows that the file has are not measured
 again.
 """
@@ -55,7 +56,8 @@ def measure(train: Part, test: Part, row: Row) -> Row:
     steps = epochs * (len(x) // batch)
     settings["temperature"] = (1.0, float(str(row["temperature"])))
     recipe = fastff.Recipe(layer, x, steps=steps, **settings)  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=float(str(row["rate"])))
+    rate, lazy = float(str(row["rate"])), str(row["way"]).endswith("-lazy")
+    optimizer = fastff.optim.LazyAdamW(layer, lr=rate) if lazy else torch.optim.AdamW(layer.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     begin = time.perf_counter()
     order = torch.Generator().manual_seed(int(str(row["seed"])))
@@ -67,6 +69,8 @@ def measure(train: Part, test: Part, row: Row) -> Row:
             optimizer.step()
             schedule.step()
             recipe.step()
+    if isinstance(optimizer, fastff.optim.LazyAdamW):
+        optimizer.catch_up_()
     seconds = time.perf_counter() - begin
     layer.eval()
     used = fastff.usage(layer, test[0])[""]
