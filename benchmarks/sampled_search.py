@@ -133,8 +133,8 @@ def train(x: Tensor, y: Tensor, depth: int, width: int, way: dict[str, object], 
     """The trained layer, and the seconds that it took."""
     s = DEFAULTS | way
     torch.manual_seed(seed)
-    options: dict[str, Any] = {"estimator": s["estimator"], "sharing": s["sharing"]}
-    layer = fastff.FFF(x.shape[1], int(y.max()) + 1, depth=depth, leaf_width=width, **options)
+    estimator: Any = s["estimator"]
+    layer = fastff.FFF(x.shape[1], int(y.max()) + 1, depth=depth, leaf_width=width, estimator=estimator)
     steps, per_epoch = epochs * (len(x) // batch), len(x) // batch
     own = s["balance_from"] == "own"
     recipe = fastff.Recipe(
@@ -146,6 +146,7 @@ def train(x: Tensor, y: Tensor, depth: int, width: int, way: dict[str, object], 
         balance=float(str(s["balance"])) if own else 0.0,
         temperature=tuple(s["temperature"]),  # type: ignore[arg-type]
         logit_std=float(str(s["logit_std"])),
+        sharing=float(str(s["sharing"])),
     )
     watched, running = Watched(layer), list[Tensor]()
     rate = float(str(s["rate"]))

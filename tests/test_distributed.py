@@ -252,8 +252,28 @@ def balances(rank):
     model = fastff.parallel.synchronize_(make(6, 3, depth=2))
     x = shard_of(0)[0]
     model(x if rank == 0 else x[:0])
-    found["empty"] = fastff.balance_loss(model).detach()
+    loss = fastff.balance_loss(model)
+    loss.backward()  # also where no sample is: a training loop calls it on every rank
+    found["empty"] = loss.detach()
     return found
+
+
+def uneven(rank, way):
+    """Batches of 4 and 16 rows, where every forward is a collective: both ranks run as many. Usage of the leaves."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(7 + rank)
+    model = fastff.parallel.synchronize_(build_synchronised("sampled"))
+    data = [torch.randn(4 + 12 * rank, 6).double() for _ in range(12)]
+    recipe = recipe_of(model, data, "sampled")
+    if way == "leaves":
+        fastff.parallel.shard_leaves_(model)
+        fastff.initialize_tree_(model, data, samples=40)
+    else:
+        fully_shard(model)
+    fastff.rebalance_(model, data, min_share=1.0, samples=40)
+    recipe.close()
+    return {name: used.leaf_count for name, used in fastff.parallel.usage(model, data[:5]).items()}
 
 
 def errors(rank):
@@ -266,11 +286,19 @@ def errors(rank):
         fastff.rebalance_(model, x if rank == 0 else x[:, :2])
     with pytest.raises(RuntimeError) as used:
         fastff.parallel.usage(model, x if rank == 0 else x[:, :2])
+    fastff.initialize_tree_(model, x)
+    with pytest.raises(RuntimeError) as kept:  # no tree is placed: the recipe only estimates the work
+        fastff.Recipe(model, x if rank == 0 else x[:, :2], steps=3)
     with pytest.raises(ValueError, match="some ranks have data, others have none"):
         fastff.Recipe(model, x if rank == 0 else None, steps=3)
     with pytest.raises(ValueError, match="needs the same model on all ranks"):
         fastff.parallel.synchronize_(make(6, 3, depth=2 + rank))
-    return [str(lazy.value), str(alone.value), str(used.value)]
+    turned = nn.Sequential(nn.Linear(6, 6), make(6, 3))
+    if rank:
+        turned[0].weight.data = turned[0].weight.data.mT  # a broadcast sends the memory, whatever the strides
+    with pytest.raises(ValueError, match="strides"):
+        fastff.parallel.synchronize_(turned)
+    return [str(lazy.value), str(alone.value), str(used.value), str(kept.value)]
 
 
 DECISIONS, WRAPPERS = ("soft", "straight_through", "sampled"), ("ddp", "fsdp", "fsdp-root")
@@ -284,6 +312,7 @@ JOBS = {
     "sharded_local_sgd": (sharded_local_sgd,),
     **{f"synchronised-{d}-{w}": (synchronised, d, w) for d in DECISIONS for w in WRAPPERS},
     "balances": (balances,),
+    **{f"uneven-{way}": (uneven, way) for way in ("leaves", "fsdp")},
     "errors": (errors,),
 }
 
@@ -499,6 +528,16 @@ def test_the_balance_loss_counts_the_samples_of_all_ranks(ranks):
     for found in ranks("balances"):
         for name, values in expected.items():
             torch.testing.assert_close(found[name], values, **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("way", ["leaves", "fsdp"])
+def test_parts_of_different_sizes_run_as_many_forwards(ranks, way):
+    """Each rank once read until it had enough itself, and waited in a forward that the other did not run."""
+    first, second = ranks(f"uneven-{way}")
+    for name in first:
+        assert torch.equal(first[name], second[name])
+        assert first[name].sum() == 5 * (4 + 16)
+        assert first[name].min() > 0
 
 
 def test_an_error_on_one_rank_is_one_on_all(ranks):

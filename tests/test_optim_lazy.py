@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -33,6 +34,49 @@ def test_where_every_row_is_touched_it_is_the_optimizer_of_torch(lazy, plain, op
         train(model, optimizer, [batch])
         train(twin, reference, [batch])
         assert_same(parameters(model), parameters(twin), **TOLERANCE)
+
+
+@pytest.mark.parametrize(("width", "features"), [(3, 5), (64, 65)])  # rows that are copied, and updated in place
+@pytest.mark.parametrize("visited", [4, 2])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_parameters_in_another_memory_order(sparse, visited, width, features):
+    """The fused kernel of torch walks the memory: it once paired weights with the gradients of others."""
+    torch.manual_seed(0)
+    layer = make(features, depth=2, leaf_width=width)
+    turned = copy.deepcopy(layer)
+    turned.leaf_in_weight.data = turned.leaf_in_weight.data.mT.contiguous().mT
+    grad = torch.randn_like(layer.leaf_in_weight)
+    grad[visited:] = 0
+    for model in (layer, turned):
+        optimizer = LazyAdamW(model, 0.1)
+        model.leaf_in_weight.grad = grad.clone()
+        if sparse:
+            index = torch.arange(visited).unsqueeze(0)
+            model.leaf_in_weight.grad = torch.sparse_coo_tensor(index, grad[:visited], grad.shape)
+        optimizer.step()
+    torch.testing.assert_close(turned.leaf_in_weight, layer.leaf_in_weight, **TOLERANCE)
+
+
+@pytest.mark.parametrize("lazy", [LazySGD, LazyAdamW])
+def test_a_parameter_of_two_layers_steps_once(lazy):
+    torch.manual_seed(0)
+    model = nn.ModuleList([make(), make()])
+    model[1].leaf_in_weight = model[0].leaf_in_weight
+    alone = copy.deepcopy(model[0])
+    for one in (model, alone):
+        optimizer = lazy(one, 0.1)
+        for layer in one if one is model else [one]:
+            layer.leaf_in_weight.grad = torch.ones_like(layer.leaf_in_weight)
+        optimizer.step()
+    assert torch.equal(model[0].leaf_in_weight, alone.leaf_in_weight)
+
+
+def test_sparse_gradients_of_other_layers_are_refused():
+    model = nn.Sequential(nn.Embedding(9, 5, sparse=True, dtype=torch.float64), make())
+    optimizer = LazyAdamW(model)
+    model(torch.arange(4)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \(9, 5\) has one, too.*sparse=False"):
+        optimizer.step()
 
 
 def by_hand(weight, gradients, rates, betas=(0.9, 0.999), eps=1e-8, decay=0.1):
@@ -164,7 +208,7 @@ def test_clipping_equals_torch_on_the_dense_gradients():
     dense = [nn.Parameter(torch.zeros_like(p)) for p in layer.parameters()]
     for own, parameter in zip(dense, layer.parameters(), strict=True):
         own.grad = parameter.grad.to_dense()
-    for limit in (1e9, 0.5):
+    for limit in (1e9, math.inf, 0.5):
         wanted, found = torch.nn.utils.clip_grad_norm_(dense, limit), clip_grad_norm_(layer.parameters(), limit)
         torch.testing.assert_close(found, wanted)
         for own, parameter in zip(dense, layer.parameters(), strict=True):

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 import fastff
-from fastff.ranks import Ranks, is_dtensor, ranks_of, reshard_, whole
+from fastff._torch import is_dtensor
+from fastff.ranks import Ranks, alone, ranks_of, reshard_, until_enough, whole
 from helpers import make, one_rank
 
 pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
@@ -29,6 +30,21 @@ def test_of_one_rank(tmp_path):
         with pytest.raises(ZeroDivisionError), ranks.together(x.device):
             print(1 / 0)
     assert ranks.size == 1
+
+
+def test_reading_until_all_have_enough(tmp_path):
+    read = []
+
+    def is_enough():
+        return len(read) == 2
+
+    for everywhere in (alone(), None):
+        read.clear()
+        with one_rank(tmp_path), everywhere or Ranks().together(torch.device("cpu")) as asked:
+            for item in until_enough([1, 2, 3], is_enough, asked):
+                read += [item]
+            assert read == [1, 2]
+            assert [*until_enough([5], lambda: False, asked)] == [5]
 
 
 def test_copies_share_the_group_and_pickles_leave_it_out(tmp_path):

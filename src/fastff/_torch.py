@@ -33,6 +33,11 @@ current_gpu: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 
 
+def is_dtensor(tensor: Any) -> bool:
+    """Known by its method: torch.distributed.tensor need not be imported for this."""
+    return hasattr(tensor, "full_tensor")
+
+
 def is_exporting() -> bool:
     """Whether torch.export traces. Asked of the flag itself: torch 2.11 answers yes under torch.compile too."""
     return bool(torch.compiler._is_exporting_flag)

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .interrupts import guarded
 from .layer import FFF
+from .ranks import until_enough
 from .switches import eager
 
 M = TypeVar("M", bound=nn.Module)
@@ -124,8 +125,10 @@ class StopForward(Exception):
     """Raised by a watcher to leave a forward that has shown what it should."""
 
 
-def read_until(model: nn.Module, data: Any, samples: int, found: Mapping[str, FFF]) -> tuple[list[str], list[Any]]:
-    """Read data until each of these layers has seen `samples` inputs.
+def read_until(
+    model: nn.Module, data: Any, samples: int, found: Mapping[str, FFF], everywhere: Callable[[bool], bool]
+) -> tuple[list[str], list[Any]]:
+    """Read data until each of these layers has seen `samples` inputs, on all ranks (`ranks.until_enough`).
 
     Returns the names of the layers, in the order in which data reaches them, and the batches that were read.
     """
@@ -134,13 +137,14 @@ def read_until(model: nn.Module, data: Any, samples: int, found: Mapping[str, FF
     def count(name: str, _: FFF, inputs: Tensor) -> None:
         seen[name] = seen.get(name, 0) + len(inputs)
 
+    def is_enough() -> bool:
+        return len(seen) == len(found) and min(seen.values()) >= samples
+
     kept = []
     with watch_inputs(found, count):
-        for batch in batches(data):
+        for batch in until_enough(batches(data), is_enough, everywhere):
             feed(model, batch)
             kept.append(batch)
-            if len(seen) == len(found) and min(seen.values()) >= samples:
-                break
     check_reached(found, seen)
     return list(seen), kept
 

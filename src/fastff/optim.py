@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._torch import has_escaped, in_eager
+from ._torch import has_escaped, in_eager, is_dtensor
 from .checks import check_number
 from .layer import FFF, trainable_layers
 from .optim_lazy import LazyAdamW, LazySGD, clip_grad_norm_
@@ -43,8 +43,7 @@ class _Local(torch.optim.Optimizer):
         layers = trainable_layers(model)
         groups: list[dict[str, Any]] = []
         for name, layer in layers.items():
-            # A DTensor, known by its method: torch.distributed.tensor need not be imported for this.
-            if any(hasattr(parameter, "full_tensor") for parameter in layer.parameters()):
+            if any(is_dtensor(parameter) for parameter in layer.parameters()):
                 raise TypeError(
                     f"{type(self).__name__} needs whole parameters; the FFF layer {name!r} has DTensors, as "
                     "fully_shard makes them. Use an optimizer of torch.optim, or DistributedDataParallel."

@@ -25,6 +25,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from ._torch import is_dtensor
 from .checks import check_number
 from .layer import trainable_layers
 
@@ -41,8 +42,7 @@ class _Lazy(torch.optim.Optimizer):
         node_lr = defaults["lr"] if node_lr is None else check_number("node_lr", node_lr, 0)
         layers = trainable_layers(model)
         for name, layer in layers.items():
-            # A DTensor, known by its method, as in optim.py.
-            if any(hasattr(parameter, "full_tensor") for parameter in layer.parameters()):
+            if any(is_dtensor(parameter) for parameter in layer.parameters()):
                 raise TypeError(
                     f"{type(self).__name__} needs whole parameters; the FFF layer {name!r} has DTensors, as "
                     "fully_shard and shard_leaves_ make them. Use an optimizer of torch.optim."
@@ -53,8 +53,9 @@ class _Lazy(torch.optim.Optimizer):
                     f"FFF layer {name!r} is synchronised over {layer.ranks.size} ranks. Use an optimizer of "
                     "torch.optim."
                 )
-        leaves = [p for layer in layers.values() for p in layer.leaf_parameters()]
-        nodes = [p for layer in layers.values() if layer.depth for p in layer.tree_parameters()]
+        # Each once: layers may share a parameter.
+        leaves = [*dict.fromkeys(p for layer in layers.values() for p in layer.leaf_parameters())]
+        nodes = [*dict.fromkeys(p for layer in layers.values() if layer.depth for p in layer.tree_parameters())]
         own = {id(p) for p in (*leaves, *nodes)}
         rest = [p for p in model.parameters() if id(p) not in own]
         groups: list[dict[str, Any]] = [{"params": leaves, "rows": True}]
@@ -90,6 +91,11 @@ class _Lazy(torch.optim.Optimizer):
                     "optimizer.load_state_dict(optimizer.state_dict()), which converts the moments."
                 )
         if not group["rows"]:
+            if grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} takes sparse gradients of FFF layers alone; a parameter of shape "
+                    f"{tuple(parameter.shape)} has one, too. Build its layer, such as nn.Embedding, with sparse=False."
+                )
             self._update([parameter], [grad], [[t] for t in self._moments(state)], state["step"], group)
             state["step"] += 1
             return
@@ -265,6 +271,11 @@ class LazyAdamW(_Lazy):
     ) -> None:
         if parameters:
             mean, square = moments
+            # The fused kernel reads gradients in the memory order of the parameters.
+            grads = [
+                grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
+                for grad, parameter in zip(grads, parameters, strict=True)
+            ]
             # The fused kernel adds 1 to a count for each tensor, and reads it on the tensor's device: filled there,
             # without a copy for each.
             counts = torch.full((len(parameters),), step.item(), dtype=step.dtype, device=parameters[0].device)
@@ -292,7 +303,8 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
 
     Torch's own refuses sparse gradients, and DTensors beside plain tensors.
     """
-    check_number("max_norm", max_norm, 0)
+    if max_norm != math.inf:  # which clips nothing, and tells the norm
+        check_number("max_norm", max_norm, 0)
     if isinstance(parameters, nn.Module):
         raise TypeError(f"clip_grad_norm_ expects parameters; got {type(parameters).__name__}. Pass its .parameters().")
     values: list[Tensor] = []
@@ -301,7 +313,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
         if parameter.grad is not None:
             parameter.grad = parameter.grad.coalesce() if parameter.grad.is_sparse else parameter.grad
             value = parameter.grad.values() if parameter.grad.is_sparse else parameter.grad
-            (sharded if hasattr(value, "full_tensor") else values).append(value)
+            (sharded if is_dtensor(value) else values).append(value)
     total = get_total_norm(values)
     if sharded:
         norm = get_total_norm(sharded).full_tensor()  # type: ignore[attr-defined]

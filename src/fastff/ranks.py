@@ -8,15 +8,25 @@ Every method that communicates must be called by all ranks, in the same order.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ._torch import is_dtensor
 from .layer import FFF
+
+T = TypeVar("T")
+
+
+_RAISED = 2**32  # what a rank that raises adds to a count of ranks
+
+
+class OtherRankError(RuntimeError):
+    """Another rank has raised an error."""
 
 
 class Ranks:
@@ -70,19 +80,32 @@ class Ranks:
         return self.gather(torch.tensor([number], device=device)).unique().numel() == 1
 
     @contextmanager
-    def together(self, device: torch.device) -> Iterator[None]:
-        """If the block raises on one rank, it raises on all of them: nobody waits for a rank that has given up."""
-        failed: Exception | None = None
+    def together(self, device: torch.device) -> Iterator[Callable[[bool], bool]]:
+        """If the block raises on one rank, it raises on all of them: nobody waits for a rank that has given up.
+
+        Yields a function that all ranks call equally often in the block: whether a value is true on all of them. A rank
+        that raises meets the others there, or at the end of the block.
+        """
+
+        def count(value: int) -> int:
+            found = torch.tensor(value, device=device)
+            dist.all_reduce(found, group=self.group)
+            return int(found)
+
+        def everywhere(value: bool) -> bool:
+            missing = count(int(not value))
+            if missing >= _RAISED:
+                raise OtherRankError(f"{missing // _RAISED} of {self.size} ranks raised an error here; read theirs.")
+            return not missing
+
         try:
-            yield
-        except Exception as error:
-            failed = error
-        count = torch.tensor(int(failed is not None), device=device)
-        dist.all_reduce(count, group=self.group)
-        if failed is not None:
-            raise failed
-        if int(count):
-            raise RuntimeError(f"{int(count)} of {self.size} ranks raised an error here; read theirs.")
+            yield everywhere
+        except OtherRankError:
+            raise
+        except Exception:
+            count(_RAISED)
+            raise
+        everywhere(True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
         return self
@@ -102,9 +125,19 @@ def ranks_of(model: nn.Module) -> Ranks | None:
     return found[0] if found and found[0] is not None and found[0].size > 1 else None
 
 
-def is_dtensor(tensor: Any) -> bool:
-    """Known by its method: torch.distributed.tensor need not be imported for this."""
-    return hasattr(tensor, "full_tensor")
+def alone() -> AbstractContextManager[Callable[[bool], bool]]:
+    """What `Ranks.together` is for a model that is not synchronised."""
+    return nullcontext(bool)
+
+
+def until_enough(source: Iterable[T], is_enough: Callable[[], bool], everywhere: Callable[[bool], bool]) -> Iterator[T]:
+    """Items until all ranks have enough, which they ask after each: where forwards are collectives, all run as many."""
+    for item in source:
+        yield item
+        if everywhere(is_enough()):
+            return
+    while not everywhere(True):  # this rank has no more
+        pass
 
 
 def reshard_(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import tree as heap
-from ._torch import in_eager
+from ._torch import in_backward, in_eager
 from .backends import paths
 from .sampling import running_sum
 
@@ -50,6 +50,8 @@ def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
 @torch.no_grad()
 def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """The running mean after another batch; None before the first. It starts small: `unevenness` corrects that."""
+    if running is not None and in_eager() and in_backward():
+        return running  # a recomputation by gradient checkpointing: the batch has been counted
     new = node_shares(logits.detach(), leaf, weight)
     # A layer may have been reshaped, moved or converted since.
     running = torch.zeros_like(new) if running is None or running.shape != new.shape else running.to(new)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import tree as heap
-from ._torch import in_eager, is_watched
+from ._torch import in_eager, is_dtensor, is_watched
 from .activations import Activation, is_gated
 from .activations import check as check_activation
 from .tensors import Leaves, Tree
@@ -48,7 +48,7 @@ def check_input(x: Tensor, weight: Tensor, layer: str, autocast: bool) -> None:
         )
     if x.layout is not torch.strided:
         raise TypeError(f"{layer} expects a dense tensor; got the layout {x.layout}. Convert it with x.to_dense().")
-    if hasattr(weight, "full_tensor") and not hasattr(x, "full_tensor"):  # known so without importing DTensor
+    if is_dtensor(weight) and not is_dtensor(x):
         raise TypeError(
             f"{layer} has DTensors, as fully_shard leaves them outside of a forward; got a plain input. Call the model "
             "that was sharded, or its unshard() first."

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fastff
-from fastff import functional, sampling
+from fastff import functional, sampling, shares
 from fastff.backends import paths, sampled
 from fastff.sampling import ESTIMATORS
 from helpers import make
@@ -223,6 +223,19 @@ def test_the_same_seed_gives_the_same_gradient():
         found.append(layer.node_weight.grad)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+def test_checkpointing_counts_a_batch_once(monkeypatch):
+    """A module behind the layer makes backward run all of it again. On a GPU the running mean changes in place."""
+    layer, x = make(depth=4, decision="sampled"), torch.randn(50, 5).double().requires_grad_()
+    counted, real = [], shares.node_shares
+    monkeypatch.setattr(shares, "node_shares", lambda *given: counted.append(1) or real(*given))
+    model = torch.nn.Sequential(layer, torch.nn.Tanh())
+    y = checkpoint(model, x, use_reentrant=False)
+    before = layer.running_shares
+    y.sum().backward()
+    assert len(counted) == 1
+    assert layer.running_shares is before
 
 
 def test_checkpointing_draws_the_same_alternatives_again():

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import functional
+from .._torch import is_dtensor
 from ..layer import FFF, fff_layers, trainable_layers
-from ..ranks import Ranks, is_dtensor
+from ..ranks import Ranks
 from ..tensors import Leaves, no_autocast
 from .exchange import at_owner
 from .synchronize import synchronize_

@@ -4,15 +4,15 @@ Gradients are averaged by DistributedDataParallel or FSDP2. What they do not kno
 loss reads the shares of all ranks' samples, and trees are placed and rebalanced by the data of all ranks.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from .._torch import is_dtensor
 from ..layer import fff_layers
-from ..ranks import Ranks, is_dtensor, ranks_of
+from ..ranks import Ranks, alone, ranks_of
 from ..regions import Usage
 from ..regions import usage as local_usage
 
@@ -39,12 +39,12 @@ def synchronize_(model: nn.Module, group: Any = None) -> nn.Module:
             "optimizer of torch.optim, and set layer.sparse_gradients = False."
         )
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    form = str([(name, *tensor.shape, tensor.dtype) for name, tensor in tensors.items()])
+    form = str([(name, *tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in tensors.items()])
     real = [tensor for tensor in tensors.values() if not (tensor.is_meta or is_dtensor(tensor))]
     if real and not ranks.agree(form, real[0].device):
         raise ValueError(
-            "synchronize_ needs the same model on all ranks; names, shapes or dtypes of its tensors differ. Build it "
-            "from the same sizes on each rank."
+            "synchronize_ needs the same model on all ranks; names, shapes, strides or dtypes of its tensors differ. "
+            "Build it from the same sizes on each rank."
         )
     ranks.broadcast_(real)
     for layer in layers.values():
@@ -56,7 +56,7 @@ def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
     """`fastff.usage`, summed over the ranks of a synchronised model. All ranks must call it."""
     ranks = ranks_of(model)
     device = next(iter(fff_layers(model).values())).node_weight.device
-    with ranks.together(device) if ranks else nullcontext():
+    with ranks.together(device) if ranks else alone():
         found = local_usage(model, data)
     return found if ranks is None else {name: _summed(used, ranks) for name, used in found.items()}
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .._torch import is_dtensor
 from ..interrupts import guarded
 from ..layer import FFF, fff_layers
 from ..validate import check_allocated
@@ -196,7 +197,7 @@ def editable(layer: FFF, names: Collection[str], model: nn.Module | None = None)
             "parameters first, for example with torch.nn.utils.parametrize.remove_parametrizations."
         )
     found: dict[str, nn.Parameter] = {name: layer._parameters[name] for name in names}  # type: ignore[misc]
-    if any(hasattr(p, "full_tensor") or hasattr(p, "device_mesh") for p in layer.parameters()):
+    if any(is_dtensor(p) for p in layer.parameters()):
         raise TypeError("a sharded layer (FSDP, DTensor) cannot be edited. Edit the whole model, then shard it.")
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError("an edit in one of several processes leaves the others behind. Edit in one, save, and load.")

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from .._torch import is_dtensor
+
 
 def check_mode() -> None:
     """Raise within inference mode."""
@@ -27,9 +29,7 @@ def check_model(model: nn.Module, *, saving: bool = False) -> None:
             raise ValueError(f"{at} a TorchScript module, which cannot be changed. Pass the model it was made from.")
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise ValueError(f"{at} wrapped by DistributedDataParallel. Call it before wrapping, on the model itself.")
-        if "_fsdp_wrapped_module" in module._modules or any(
-            hasattr(p, "device_mesh") for p in module.parameters(recurse=False)
-        ):
+        if "_fsdp_wrapped_module" in module._modules or any(is_dtensor(p) for p in module.parameters(recurse=False)):
             remedy = "Call it before sharding, on the whole model."
             if saving:
                 remedy = (

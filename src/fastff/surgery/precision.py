@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from .._torch import is_dtensor
 from ..checks import readable
 from ..layer import FFF
 from .operable import check_model
@@ -86,7 +87,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _is_wrapped(tensor: Tensor) -> bool:
     """Whether a tensor keeps its numbers in others, as torchao's do; a sharded one (DTensor) is not meant."""
-    return hasattr(type(tensor), "__tensor_flatten__") and not hasattr(tensor, "device_mesh")
+    return hasattr(type(tensor), "__tensor_flatten__") and not is_dtensor(tensor)
 
 
 def _bytes(tensor: Tensor) -> int:

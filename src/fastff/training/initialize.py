@@ -6,19 +6,20 @@ samples that reach the node, so that every leaf starts with its fair share of th
 """
 
 import math
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import tree as heap
+from .._torch import is_dtensor
 from ..backends.reference import node_logit
 from ..batches import StopForward, evaluation_mode, feed, read_until, watch_inputs
 from ..checks import check_int, check_number
 from ..interrupts import all_or_nothing
 from ..layer import FFF, trainable_layers
-from ..ranks import is_dtensor, ranks_of
+from ..ranks import alone, ranks_of
 from ..tensors import at_least_float32
 from .boundaries import boundary_bias, check_finite, median_by_group, moments_by_group
 
@@ -57,10 +58,11 @@ def place_trees(model: nn.Module, data: Any, layers: dict[str, FFF], logit_std: 
     _check_whole(layers)
     device = next(iter(layers.values())).node_weight.device
     with evaluation_mode(model):
-        with ranks.together(device) if ranks else nullcontext():
-            names, read = read_until(model, data, math.ceil(samples / ranks.size) if ranks else samples, layers)
+        own = math.ceil(samples / ranks.size) if ranks else samples
+        with ranks.together(device) if ranks else alone() as everywhere:
+            names, read = read_until(model, data, own, layers, everywhere)
         for name in names:
-            with ranks.together(device) if ranks else nullcontext():
+            with ranks.together(device) if ranks else alone():
                 inputs = _inputs(model, name, layers[name], read)
             inputs = (ranks.gather(inputs) if ranks else inputs)[:samples]
             check_finite(name, inputs)

@@ -86,10 +86,12 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
         shares = [(_shares(layer, logits, kind), 1.0) for layer, logits in found]
     else:
         shares = _shares_of_all(ranks, found, kind)
-    losses = [
-        _unevenness(layer, logits, own, kind, part) if _batch(layer, logits) or ranks else logits.sum()
-        for (layer, logits), (own, part) in zip(found, shares, strict=True)
-    ]
+    losses = []
+    for (layer, logits), (own, part) in zip(found, shares, strict=True):
+        if _batch(layer, logits) or ranks:
+            losses.append(_unevenness(layer, logits, own, kind, part))
+        if not _batch(layer, logits):
+            losses.append(logits.sum())  # 0, for backward()
     return torch.stack(losses).sum()
 
 

@@ -5,8 +5,8 @@ for the layers behind the first one that changed. A pass keeps the node logits o
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,7 +18,7 @@ from ..batches import batches, check_reached, evaluation_mode, feed, watch_input
 from ..checks import check_int, check_share
 from ..interrupts import all_or_nothing
 from ..layer import FFF, fff_layers, trainable_layers
-from ..ranks import ranks_of, reshard_, whole
+from ..ranks import alone, ranks_of, reshard_, until_enough, whole
 from .boundaries import boundary_bias, check_finite, shift_biases_
 
 SAMPLES = 65536  # inputs of a layer that are read
@@ -64,8 +64,8 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
             for group in _groups(left, samples):
                 # The first pass sees all layers: it finds how much data they need, and in which order it reaches them.
                 source = first.read if first else batches(data)
-                with ranks.together(device) if ranks else nullcontext():
-                    seen = _Pass(model, left if first else layers, group, source, samples)
+                with ranks.together(device) if ranks else alone() as everywhere:
+                    seen = _Pass(model, left if first else layers, group, source, samples, everywhere)
                 reshard_(model)  # what moves below must not be a copy
                 first = first or seen
                 cost.forwards += len(seen.read)
@@ -86,9 +86,11 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
 
 def estimate(model: nn.Module, data: Any, samples: int = SAMPLES) -> Cost:
     """The cost of one pass, judged by the first batch and the number of batches, if that is known."""
-    layers, source = fff_layers(model), batches(data)
-    with evaluation_mode(model), torch.random.fork_rng(devices=[]):  # a DataLoader draws from it
-        one = _Pass(model, layers, {}, islice(source, 1), 1)
+    layers, source, ranks = fff_layers(model), batches(data), ranks_of(model)
+    device = next(iter(layers.values())).node_weight.device
+    same_start = torch.random.fork_rng(devices=[])  # a DataLoader draws from it
+    with evaluation_mode(model), same_start, ranks.together(device) if ranks else alone() as everywhere:
+        one = _Pass(model, layers, {}, islice(source, 1), 1, everywhere)
     forwards = math.ceil(samples / max(min(one.counts.values()), 1))
     with suppress(TypeError):  # an iterable of unknown length
         forwards = min(forwards, len(source))  # type: ignore[arg-type]
@@ -104,7 +106,13 @@ class _Pass:
     """Run batches through a model: count the inputs of the watched layers, and keep the logits of some of them."""
 
     def __init__(
-        self, model: nn.Module, watched: dict[str, FFF], kept: dict[str, FFF], source: Iterable[Any], samples: int
+        self,
+        model: nn.Module,
+        watched: dict[str, FFF],
+        kept: dict[str, FFF],
+        source: Iterable[Any],
+        samples: int,
+        everywhere: Callable[[bool], bool],
     ) -> None:
         self.counts: dict[str, int] = {}  # in the order in which the data reaches the layers
         self.calls: dict[str, int] = {}
@@ -119,12 +127,13 @@ class _Pass:
                 check_finite(name, x)
                 self._logits[name].append(layer.node_logits(x))
 
+        def is_enough() -> bool:
+            return len(self.counts) == len(watched) and min(self.counts.values()) >= samples
+
         with watch_inputs(watched, see):
-            for batch in source:
+            for batch in until_enough(source, is_enough, everywhere):
                 feed(model, batch)
                 self.read.append(batch)
-                if len(self.counts) == len(watched) and min(self.counts.values()) >= samples:
-                    break
         check_reached(watched, self.counts)
 
     def take(self, name: str) -> Tensor:

@@ -64,7 +64,8 @@ class Recipe:
             "sampled" trains the leaf that inference will use, and the tree by a few others, whatever the depth.
         epsilon: leaves that weigh less than `epsilon` times the even share, 2**-depth, for a sample are not run for it,
             as in `FFF`; not with "sampled". It replaces the layers' own.
-        alternatives: with "sampled", the other leaves that each sample tries, for example one per level.
+        alternatives: with "sampled", the other leaves that each sample tries, for example one per level. It replaces
+            the layers' own.
         temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
             with "soft", and with "sampled" in deep trees.
         final_temperature: the temperature after the last step. At 1000 the soft pass equals the hard one, except for
@@ -240,7 +241,8 @@ class Recipe:
 
     def state_dict(self) -> dict[str, Any]:
         layers = fff_layers(self.model).items()
-        shares = {name: layer.running_shares for name, layer in layers if layer.running_shares is not None}
+        # Copies: on a GPU, training goes on in the same memory.
+        shares = {name: layer.running_shares.clone() for name, layer in layers if layer.running_shares is not None}
         return {"count": self.count, "steps": self.steps, **self._budget.state_dict(), "running_shares": shares}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
