@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import fastff
 from fastff.progress import progress
 
-KEY = ("dataset", "depth", "leaf_width", "way", "epochs", "batch", "rate", "temperature", "seed")
+KEY = ("dataset", "depth", "leaf_width", "way", "epochs", "batch", "rate", "temperature", "sharing", "seed")
 WAYS = ("straight_through", "sampled-mixture-1", "sampled-even-1")
 Row = dict[str, object]
 Part = tuple[Tensor, Tensor]
@@ -54,10 +54,12 @@ def measure(train: Part, test: Part, row: Row) -> Row:
     depth, leaf_width = int(str(row["depth"])), int(str(row["leaf_width"]))
     layer, settings = build(x, int(y.max()) + 1, depth, leaf_width, str(row["way"]))
     steps = epochs * (len(x) // batch)
-    settings["temperature"] = (1.0, float(str(row["temperature"])))
+    settings |= {"temperature": (1.0, float(str(row["temperature"]))), "sharing": float(str(row["sharing"]))}
     recipe = fastff.Recipe(layer, x, steps=steps, **settings)  # type: ignore[arg-type]
     rate, lazy = float(str(row["rate"])), str(row["way"]).endswith("-lazy")
-    optimizer = fastff.optim.LazyAdamW(layer, lr=rate) if lazy else torch.optim.AdamW(layer.parameters(), lr=rate)
+    optimizer = (
+        fastff.optim.LazyAdamW(layer, lr=rate) if lazy else torch.optim.AdamW(layer.parameters(), lr=rate, fused=True)
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     begin = time.perf_counter()
     order = torch.Generator().manual_seed(int(str(row["seed"])))
@@ -92,7 +94,7 @@ def accuracy(layer: fastff.FFF, part: Part) -> float:
 
 def line(row: Row) -> str:
     size = f"{row['dataset']} depth {row['depth']} l={row['leaf_width']} {row['way']}"
-    size += f" T={row['temperature']} seed {row['seed']}"
+    size += f" T={row['temperature']} sharing {row['sharing']} seed {row['seed']}"
     leaves = f"{row['leaves_used']} of {2 ** int(str(row['depth']))} leaves"
     return f"{size}: {row['accuracy']} % (training {row['train_accuracy']}), {leaves}, {row['seconds']} s"
 
@@ -106,6 +108,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--temperature", type=float, default=1.0, help="of the decisions at the end; 1 at the start")
+    parser.add_argument("--sharing", type=float, default=0.0, help="of each leaf's gradient, as in fastff.Recipe")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--data", type=Path, help="folder of the data sets; also FASTFF_DATA")
     parser.add_argument("--output", type=Path, help="CSV file of the rows")
@@ -116,7 +119,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def cells(o: argparse.Namespace) -> list[Row]:
     sizes = [tuple(int(n) for n in size.split("x")) for size in o.sizes.split(",")]
     return [
-        dict(zip(KEY, (o.dataset, depth, width, way, o.epochs, o.batch, o.rate, o.temperature, seed), strict=True))
+        dict(
+            zip(
+                KEY,
+                (o.dataset, depth, width, way, o.epochs, o.batch, o.rate, o.temperature, o.sharing, seed),
+                strict=True,
+            )
+        )
         for seed in o.seeds.split(",")
         for depth, width in sizes
         for way in o.ways.split(",")

@@ -27,8 +27,9 @@ training accuracy: depth 10 with leaves of 6 reaches 92.4 on MNIST and leaves a 
 (f) Leaves die early, and take their share of the samples along. Then a stronger balance loss helps ("balance").
 
 What came out: docs/research/sampled.md. The column `library` says what the library did: "mean of 100 batches", its
-balance loss when this began; "mean by level", as it is now (fastff/shares.py); "compared", with the alternatives
-compared with each other, too (fastff/backends/sampled.py).
+balance loss when this began; "mean by level", as now (fastff/shares.py); "compared", with the alternatives
+compared with each other, too (fastff/backends/sampled.py); "few nodes", also with the logits of all nodes where these
+are few (fastff/backends/paths.py).
 """
 
 import argparse
@@ -152,7 +153,7 @@ def train(x: Tensor, y: Tensor, depth: int, width: int, way: dict[str, object], 
     rate = float(str(s["rate"]))
     nodes = {"params": layer.tree_parameters(), "lr": rate * float(str(s["node_rate"]))}
     nodes["betas"] = (0.9, float(str(s["node_beta2"])))
-    optimizer = torch.optim.AdamW([{"params": layer.leaf_parameters()}, nodes], lr=rate)
+    optimizer = torch.optim.AdamW([{"params": layer.leaf_parameters()}, nodes], lr=rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     decay, mean = float(str(s["average"])), copy.deepcopy(layer)
     order, count, begin = torch.Generator().manual_seed(seed), 0, time.perf_counter()
@@ -198,7 +199,7 @@ def measure(cell: str, way: dict[str, object], o: argparse.Namespace, seed: int,
         zip(KEY, (cell, json.dumps(way, sort_keys=True), o.epochs, o.batch, seed), strict=True)
     )
     return key | {
-        "library": "compared",
+        "library": "few nodes",
         "validation": round(accuracy(layer, held), 2),
         "training": round(accuracy(layer, (x, y)), 2),
         "leaves_used": used.leaves_used,

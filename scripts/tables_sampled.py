@@ -110,8 +110,9 @@ def search() -> str:
         way = json.loads(row["way"])
         decision = "straight-through" if way.pop("decision", "") else f"`mixture`, {way.pop('alternatives', 1)}"
         last = f"{way.pop('temperature', [1, 1])[1]:g}"
-        sees = "paths" if way.pop("balance_from", "") != "nodes" and decision[0] == "`" else "nodes"
-        if row["library"] == "compared" and not way:
+        sees = "paths" if decision[0] == "`" and row["library"] == "compared" else "nodes"
+        sees = "nodes" if way.pop("balance_from", "") == "nodes" else sees
+        if row["library"] in ("compared", "few nodes") and not way:
             groups.setdefault((decision, sees, last), {}).setdefault(row["cell"], []).append(row)
     body = []
     for key, cells in sorted(groups.items(), key=lambda group: (group[0][0] != "straight-through", group[0])):

@@ -48,7 +48,7 @@ class FFF(nn.Module):
             start equal, as `Recipe` makes them.
         decision: "soft" mixes the leaves in training. "straight_through" uses the leaf that evaluation would use, and
             gives the tree the gradient of the soft mixture. "sampled" estimates that gradient from a few leaves per
-            sample, so that neither time nor memory of a step grows with the number of leaves.
+            sample: activations do not grow with the number of leaves, nor does a step's time with a lazy optimizer.
         epsilon: in training, a sample does not run the leaves whose weight is below `epsilon` times the even share,
             2**-depth. The weight that is left out is below `epsilon`; the others are scaled up to 1. Steps get cheaper
             as the tree hardens. Not with "sampled".

@@ -22,7 +22,7 @@ compared with the other alternatives, and not with the visited leaf: that one is
 sample reached each of its nodes for certain, and both subtrees were hard.
 
 x gets the gradient of the visited leaf and the gradient through the logits. A step costs 1 + alternatives leaves and
-about (2 + alternatives) * depth nodes per sample, and no memory that grows with 2**depth.
+about (2 + alternatives) * depth nodes per sample, and no activations that grow with 2**depth.
 """
 
 from collections.abc import Callable

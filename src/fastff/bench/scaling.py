@@ -7,7 +7,7 @@ D = in + out, P = l D + l + out parameters per leaf, and e bytes per number:
     all-to-all    e B D (2 + a) + 8 ((1 + a) B + 2 W)  rows and outputs of 1 + a leaves; their gradients for one
     all-reduce    (2**d - 1) (e (in + 1) + 8)          gradients of the nodes, which all ranks hold; and their shares
     leaves        2 l D B (3 + a) FLOPs                1 + a forward passes, and a backward of two more
-    nodes         2 in d B (2 + 4 (1 + a)) FLOPs       a walk, then per path: walk, logits and two products of backward
+    nodes         8 in d B (1 + a) FLOPs               per path: a walk, its logits and two products of backward
     memory        4 e ((2**d / W) P + (2**d - 1) (in + 1))    parameters, gradients and AdamW's two moments
 
 `docs/research/scaling.md` compares it with what the code does at small sizes.
@@ -88,7 +88,7 @@ class Step:
     @property
     def flops(self) -> int:
         leaf = 2 * self.leaf_width * (self.in_features + self.out_features) * (3 + self.alternatives)
-        node = 2 * self.in_features * self.depth * (2 + 4 * (1 + self.alternatives))
+        node = 8 * self.in_features * self.depth * (1 + self.alternatives)
         return self.batch * (leaf + node)
 
     @property
@@ -108,7 +108,7 @@ class Step:
         """Bytes between processor and memory: leaves, nodes on the paths, rows, and eight passes of the optimizer."""
         leaves, nodes = (self.visited, self.visited_nodes) if self.sparse else (self.leaves, self.nodes)
         read = (2 * self.visited + self._reached(self.alternatives * self.batch)) * self.leaf_bytes
-        walks = self.batch * self.depth * self.node_bytes * (2 + 4 * (1 + self.alternatives))
+        walks = 4 * self.batch * self.depth * self.node_bytes * (1 + self.alternatives)
         rows = 4 * (2 + self.alternatives) * self.batch * (self.in_features + self.out_features) * self.itemsize
         return read + walks + rows + 8 * (leaves * self.leaf_bytes + nodes * self.node_bytes)
 
