@@ -41,9 +41,12 @@ def test_sampled_training():
     found = fastff.explain(layer, x)
     assert (found.mode, found.backend) == ("sampled", "aten")
     runs = "each sample runs the leaf that it visits; for the tree's gradient 2 others"
-    assert str(found).endswith(f"{runs}, and the nodes on the way")
+    small = "; all 8 leaves would take no longer: use decision='straight_through'"
+    assert str(found).endswith(f"{runs}, and the nodes on the way{small}")
     wide = make(14, depth=3, decision="sampled", alternatives=2)  # two numbers for each node: no more than its input
-    assert fastff.explain(wide, torch.randn(3, 14).double()).how == f"{runs}, and all nodes in one product"
+    assert fastff.explain(wide, torch.randn(3, 14).double()).how == f"{runs}, and all nodes in one product{small}"
+    deep = make(depth=7, leaf_width=8, decision="sampled", alternatives=2)
+    assert fastff.explain(deep, x).how == f"{runs}, and the nodes on the way"
     with pytest.raises(ValueError, match="expects inputs of shape"):
         fastff.explain(layer, x[:, :2])
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from . import functional
+from ._torch import is_dtensor
 from .backends import BACKENDS, choose, paths, reference, shed, triton_training
 from .layer import FFF
 from .sampling import most_alternatives
@@ -62,6 +63,9 @@ def _sampled(layer: FFF, x: Tensor) -> Explanation:
     others = f"{alternatives} other{'s' * (alternatives > 1)}"
     how = f"each sample runs the leaf that it visits; for the tree's gradient {others}"
     how += ", and all nodes in one product" if few else ", and the nodes on the way"
+    costs_known = not (rows.is_cuda or is_dtensor(layer.leaf_in_weight))
+    if costs_known and shed.is_dense(1 + alternatives, 1, layer.leaves):
+        how += f"; all {layer.num_leaves} leaves would take no longer: use decision='straight_through'"
     if triton:
         return Explanation("sampled", "triton", "chosen by fastff.backend('triton')", how)
     return Explanation("sampled", "aten", "auto: kernels run on a GPU with fastff.backend('triton')", how)
