@@ -121,6 +121,16 @@ def test_loss_is_the_sum_of_its_parts():
     assert fastff.Recipe(model, steps=3, noise=0, balance=0).loss() == 0
 
 
+def test_with_sampled_decisions_the_temperature_does_not_scale_the_balance():
+    model, x = make(depth=3, decision="sampled"), torch.randn(40, 5).double()
+    recipe = fastff.Recipe(model, x, steps=2, noise=0, balance=0.3, decision="sampled", temperature=(4.0, 8.0))
+    model(x)
+    torch.testing.assert_close(recipe.loss(), 0.3 / 4 * fastff.balance_loss(model))
+    recipe.step()
+    model(x)
+    torch.testing.assert_close(recipe.loss(), 0.3 / recipe.temperature * fastff.balance_loss(model))
+
+
 def test_temperature_rises_by_equal_ratios_and_ends_hard():
     layer = fastff.FFF(3, 2, depth=2, leaf_width=1)
     recipe = fastff.Recipe(layer, steps=2, temperature=(1.0, 16.0), final_temperature=64.0)
