@@ -51,7 +51,7 @@ def gradient() -> str:
 
 
 NAMES = {"mnist": "MNIST", "fashionmnist": "FashionMNIST", "cifar10": "CIFAR10"}
-NEURONS = 16  # of inference, in the table over depths
+NEURONS, SHARING = 16, 0.8  # in the table over depths: neurons of inference
 
 
 def with_error(rows: list[Row], column: str) -> str:
@@ -87,20 +87,38 @@ def accuracy() -> str:
 def depths() -> str:
     """Test accuracy of trees with the same neurons of inference, and the time that they train."""
     body = []
-    for depth in (4, 6, 8, 10, 12):
+    for depth in (0, 4, 6, 8, 10, 12):
         width = NEURONS - depth
-        cells = [str(depth), str(width), f"{2**depth * width:,}"]
+        cells = [str(depth) if depth else "0 (dense)", str(width), f"{2**depth * width:,}"]
         for dataset in ("mnist", "fashionmnist"):
-            rows = matching(
-                "sampled_mnist", dataset=dataset, depth=depth, leaf_width=width, way=f"sampled-mixture-{depth}"
-            )
-            cells += [with_error(rows, "accuracy"), f"{mean(rows, 'train_accuracy'):.2f}"]
+            known = {"dataset": dataset, "depth": depth, "leaf_width": width}
+            known |= {"sharing": SHARING, "way": f"sampled-mixture-{depth}"} if depth else {"way": "straight_through"}
+            rows = matching("sampled_mnist", **known)
+            used = min(int(row["leaves_used"]) for row in rows)
+            cells += [with_error(rows, "accuracy"), f"{used:,}"]
             cells.append(f"{statistics.median(float(row['seconds']) for row in rows):.0f}")
         body.append(cells)
     header = ["depth", "leaf width", "neurons trained"]
     for name in ("MNIST", "FashionMNIST"):
-        header += [f"{name}, test", "training", "seconds"]
+        header += [f"{name}, test", "leaves in use", "seconds"]
     return table(header, body)
+
+
+def sharing() -> str:
+    """Validation accuracy by depth and shared part of the leaves' gradients."""
+    groups: dict[tuple[int, int, str], dict[float, Row]] = {}
+    for row in read("sampled_search"):
+        depth, width = (int(n) for n in row["cell"].split(":")[1].split("x"))
+        way = json.loads(row["way"])
+        straight, part = way.pop("decision", "") == "straight_through", way.pop("sharing", 0.0)
+        usual = way == {"alternatives": depth, "temperature": [1, 3]} or (straight and not way)
+        if depth + width == NEURONS and usual and row["library"] != "balance over temperature":
+            groups.setdefault((depth, width, "straight-through" if straight else "sampled"), {})[part] = row
+    body = []
+    for (depth, width, decision), rows in sorted(groups.items()):
+        values = [rows[part]["validation"] if part in rows else "" for part in (0.0, 0.8, 0.95)]
+        body.append([str(depth), str(width), decision, *(f"{float(v):.2f}" if v else "-" for v in values)])
+    return table(["depth", "leaf width", "decision", "sharing 0", "0.8", "0.95"], body)
 
 
 def search() -> str:
@@ -129,4 +147,5 @@ TABLES = {
     "sampled-accuracy": accuracy,
     "sampled-depths": depths,
     "sampled-search": search,
+    "sampled-sharing": sharing,
 }
