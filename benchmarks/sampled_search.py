@@ -27,9 +27,9 @@ training accuracy: depth 10 with leaves of 6 reaches 92.4 on MNIST and leaves a 
 (f) Leaves die early, and take their share of the samples along. Then a stronger balance loss helps ("balance").
 
 What came out: docs/research/sampled.md. The column `library` says what the library did: "mean of 100 batches", its
-balance loss when this began; "mean by level", as now (fastff/shares.py); "compared", with the alternatives
+balance loss when this began; "mean by level" (fastff/shares.py); "compared", with the alternatives
 compared with each other, too (fastff/backends/sampled.py); "few nodes", also with the logits of all nodes where these
-are few (fastff/backends/paths.py).
+are few (fastff/backends/paths.py); "balance over temperature", as now (fastff.Recipe).
 """
 
 import argparse
@@ -199,7 +199,7 @@ def measure(cell: str, way: dict[str, object], o: argparse.Namespace, seed: int,
         zip(KEY, (cell, json.dumps(way, sort_keys=True), o.epochs, o.batch, seed), strict=True)
     )
     return key | {
-        "library": "few nodes",
+        "library": "balance over temperature",
         "validation": round(accuracy(layer, held), 2),
         "training": round(accuracy(layer, (x, y)), 2),
         "leaves_used": used.leaves_used,
