@@ -51,6 +51,18 @@ def minilm_controls() -> str:
     return table(header, body)
 
 
+def smollm() -> str:
+    """SmolLM2-135M and what `fastff compare` made of it, without distillation."""
+    header = ["", "size", "neurons used", "parameters", "perplexity", "blocks", "model"]
+    body = []
+    for row in read("smollm"):
+        cells = [f"{float(row['neurons']):.0f}", f"{int(row['parameters']) / 1e6:.0f} M"]
+        cells.append(f"{float(row['quality']):,.1f}" if row["quality"] else "-")
+        cells += [f"{float(row[f'{part}_speedup']):.2f}x" for part in ("block", "model")]
+        body.append([row["method"], row["size"], *cells])
+    return table(header, body)
+
+
 def minilm_shared() -> str:
     header = ["neurons used", "tree", "shared neurons", "cosine", "overlap@10"]
     body = []
@@ -155,6 +167,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "minilm": minilm,
     "minilm-controls": minilm_controls,
     "minilm-shared": minilm_shared,
+    "smollm": smollm,
     "language": language,
     "language-speed": language_speed,
     "language-choice": language_choice,
