@@ -79,9 +79,11 @@ def accuracy() -> str:
         rows = groups[key]
         used = min(int(row["leaves_used"]) for row in rows)
         cells = [NAMES[dataset], depth, width, label(way), f"{float(last):g}", with_error(rows, "accuracy")]
-        body.append([*cells, f"{mean(rows, 'train_accuracy'):.2f}", f"{used} of {2 ** int(depth)}", str(len(rows))])
+        seconds = statistics.median(float(row["seconds"]) for row in rows)
+        cells += [f"{mean(rows, 'train_accuracy'):.2f}", f"{used} of {2 ** int(depth)}", f"{seconds:.0f}"]
+        body.append([*cells, str(len(rows))])
     header = ["data", "depth", "leaf width", "decision", "last temperature"]
-    return table([*header, "test", "training", "leaves in use", "seeds"], body)
+    return table([*header, "test", "training", "leaves in use", "seconds", "seeds"], body)
 
 
 def depths() -> str:
