@@ -3,7 +3,7 @@
 MoE is the layer of Shazeer et al. 2017 ("Outrageously large neural networks"). With H = x W_gate + e softplus(x
 W_noise) and e normal noise, the k experts with the largest H run, weighted by the softmax of their H. Two losses keep
 the experts in use: the squared coefficients of variation of their importance (the sum of their weights) and of their
-load (a smooth estimate of the number of samples they get). In evaluation, there is no noise.
+load (a smooth estimate of the number of samples they get). Evaluation has no noise.
 """
 
 import math

@@ -68,7 +68,7 @@ def shed(
     epsilon = check_probability("epsilon", epsilon)
     options = SoftOptions(temperature, transposition, straight_through, dropout)
     request = soft_request(x, tree, leaves, activation, options)
-    # Which leaves remain depends on the values. If these are unknown, as in a tracer, all leaves run.
+    # Which leaves remain depends on values. If these are unknown, as in a tracer, all leaves run.
     plain = choose(request)[0] is reference or not in_eager() or is_watched() or request.x.is_meta
     arguments: tuple[Any, ...] = (*request.arguments, epsilon)
     with no_autocast(request.x):

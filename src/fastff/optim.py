@@ -257,7 +257,7 @@ class _Observer:
 
 
 def _count(layer: FFF, mixture: Tensor | None) -> Tensor:
-    """The samples of each leaf, of each node and of all, in the last training forward: (leaves + nodes + 1,)."""
+    """The samples of each leaf, each node and in all, in the last training forward: (leaves + nodes + 1,)."""
     wide = at_least_float32(layer.leaf_in_weight.dtype)
     if mixture is None:
         return layer.leaf_in_weight.new_zeros(layer.num_leaves + layer.num_nodes + 1, dtype=wide)

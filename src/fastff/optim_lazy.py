@@ -53,7 +53,7 @@ class _Lazy(torch.optim.Optimizer):
                     f"FFF layer {name!r} is synchronised over {layer.ranks.size} ranks. Use an optimizer of "
                     "torch.optim."
                 )
-        # Each only once: layers may share parameters.
+        # Each once: layers may share parameters.
         leaves = [*dict.fromkeys(p for layer in layers.values() for p in layer.leaf_parameters())]
         nodes = [*dict.fromkeys(p for layer in layers.values() if layer.depth for p in layer.tree_parameters())]
         own = {id(p) for p in (*leaves, *nodes)}

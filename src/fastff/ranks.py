@@ -83,8 +83,8 @@ class Ranks:
     def together(self, device: torch.device) -> Iterator[Callable[[bool], bool]]:
         """If the block raises on one rank, it raises on all of them: nobody waits for a rank that has given up.
 
-        Yields a function that tells whether a value is true on all ranks; all call it equally often in the block. The
-        other ranks raise at their next call of it, or at the end of the block.
+        Yields a function that tells if a value is true on all ranks; all call it equally often in the block. After an
+        error, the others raise at the next call or at the block's end.
         """
 
         def count(value: int) -> int:

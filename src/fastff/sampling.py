@@ -44,7 +44,7 @@ def draw(logits: Tensor, estimator: str, alternatives: int) -> tuple[Tensor, Ten
     """The level at which each alternative leaves the path, and its weight: (batch, alternatives) each.
 
     The weight is 1 / (alternatives * probability of the level). For "mixture", it is the probability that a soft walk
-    ends in another leaf, over `alternatives`; the walk itself then has the right distribution.
+    ends in another leaf, over `alternatives`; the walk then has the right distribution.
     """
     batch, depth = logits.shape
     if estimator == "even":

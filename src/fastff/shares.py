@@ -35,8 +35,8 @@ def node_shares(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
 def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """How much each node of each path counts: (batch, paths, depth).
 
-    The value is the path's weight. With soft walks, the gradient is that of the probability P to reach the node: the
-    weight times the derivative of log P. A visited path alone is certain, without a gradient.
+    The value is the path's weight. With soft walks, it has the gradient of P, the chance of reaching the node:
+    the weight times the derivative of log P. A visited path alone counts as certain, without a gradient.
     """
     value = weight.unsqueeze(-1).expand_as(logits)
     if logits.shape[1] == 1:
@@ -53,7 +53,7 @@ def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor)
     if running is not None and in_eager() and in_backward():
         return running  # a recomputation by gradient checkpointing: the batch has been counted
     new = node_shares(logits.detach(), leaf, weight)
-    # The layer may since have been reshaped, moved or converted.
+    # The layer may be reshaped, moved or converted by now.
     running = torch.zeros_like(new) if running is None or running.shape != new.shape else running.to(new)
     part = _by_level(running, lambda level: torch.full_like(level[:, :1], min(1.0, _NODES / len(level))))
     # A NaN would never leave the mean, and an empty batch has no shares.

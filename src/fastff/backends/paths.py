@@ -79,7 +79,7 @@ def descend(
     threshold: Tensor | None = None,
     swap: Tensor | None = None,
 ) -> Tensor:
-    """The leaf that a walk from `node` (batch,) reaches: (batch,) int64. `node` may be a leaf, numbered after nodes.
+    """The leaf that a walk from `node` (batch,) reaches: (batch,) int64. Leaves are numbered after nodes here.
 
     A walk goes right where the logit is at least `threshold` (batch, depth), by default 0. Where `swap` (batch, depth)
     is True, the node's children are swapped.

@@ -133,7 +133,7 @@ def _outer(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -> Tensor:
 
 
 def _counts(leaf: Tensor) -> tuple[Tensor, list[int]]:
-    """The leaves that have rows, and the counts."""
+    """The leaves with rows, and how many rows."""
     used, counts = leaf.unique_consecutive(return_counts=True)
     return used, counts.tolist()
 

@@ -244,7 +244,7 @@ def _solve(leaf: _LeafCopy, x: Tensor, target: Tensor, keep: Tensor, steps: int)
 def least_change(hidden: Tensor, wanted: Tensor, keep: Tensor, eps: float) -> Tensor:
     """The D of smallest norm that solves hidden D = wanted, by least squares if none solves it.
 
-    With rows in `keep`, the norm is that of keep D, the change of the outputs there. Directions in which the inputs
+    With rows in `keep`, the norm is keep D's, the change of the outputs there. Directions in which the inputs
     differ by less than eps are ignored.
     """
     cut = eps * max(hidden.shape)

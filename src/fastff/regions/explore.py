@@ -149,7 +149,7 @@ def _followed(model: Any, follow: Any, layer: str | None, context: int) -> list[
 
 
 def _findings(found: Statistics, batch_size: int | None) -> list[dict[str, str]]:
-    """The diagnosis. The batches of a page's data tell nothing about training."""
+    """The diagnosis. The batches of a page's data say nothing about training."""
     findings = diagnose(found, batch_size=batch_size)
     return [vars(one) for one in findings if batch_size is not None or one.problem != "shrinking batches"]
 

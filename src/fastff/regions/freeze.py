@@ -19,11 +19,11 @@ from ..layer import FFF
 
 
 def freeze_leaves_(layer: FFF, leaves: Iterable[int] | int, *, nodes: bool = True) -> FFF:
-    """Keep the weights of these leaves, and of the nodes on the way to them, while the rest of the layer trains.
+    """Keep the weights of these leaves, and of the nodes on their paths, while the rest of the layer trains.
 
     In a frozen region, outputs of the hard pass then keep every bit. The optimizer must be from torch.optim or
-    fastff.optim, or derive from torch.optim.Optimizer. Frozen leaves add up over calls, stay frozen in copies of the
-    layer, and are not saved. `edit_`, load_state_dict and a Recipe that rebalances still change frozen rows.
+    fastff.optim, or derive from torch.optim.Optimizer. Freezing adds up over calls, is kept in copies of the
+    layer, and is not saved. `edit_`, load_state_dict and a Recipe that rebalances still change frozen rows.
 
     Args:
         nodes: whether to freeze the nodes on the paths too. Otherwise the regions may move, while the leaves stay.

@@ -69,7 +69,7 @@ def check_leaf_number(layer: FFF, leaf: SupportsIndex) -> int:
 
 @torch.no_grad()
 def path(layer: FFF, x: Tensor) -> Path:
-    """The path of each input (..., in) in the tree: nodes, turns, logits, and distances to the nodes' boundaries.
+    """The path of each input (..., in) in the tree: nodes, turns, logits, and distances to nodes' boundaries.
 
     Logits and distances are computed in float64 and returned in float32 at least. A distance is 0 where rounding alone
     decides the side, and NaN for an input that is not finite.

@@ -80,7 +80,7 @@ def _polished(normals: Tensor, gap: Tensor, way: Tensor) -> Tensor:
 
 
 def irredundant(normals: Tensor, offsets: Tensor, tolerance: float) -> list[int]:
-    """The rows that the polyhedron needs: without one of them, it would grow by more than the tolerance.
+    """The rows that the polyhedron needs: without one of them, it grows by more than the tolerance.
 
     For an empty polyhedron: a few rows that contradict each other.
     """

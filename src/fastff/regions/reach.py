@@ -72,7 +72,7 @@ def _wanted(layer: FFF, leaf: SupportsIndex | Tensor, shape: torch.Size) -> Tens
 
 
 def _open_halfspaces(layer: FFF, leaf: int) -> tuple[Tensor, Tensor]:
-    """The half-spaces of a leaf that have a boundary; raises if a node without weights blocks the path to it."""
+    """The half-spaces of a leaf that have a boundary; raises if a node without weights blocks the path."""
     normals, offsets, closed = unit_halfspaces(layer, leaf)
     if closed:
         raise ValueError(

@@ -49,7 +49,7 @@ class Reshaped(NamedTuple):
 
 
 def deepen_(layer: FFF) -> Reshaped:
-    """Add a level: each leaf becomes two equal leaves behind a node without weights. No output changes."""
+    """Add a level: each leaf becomes two equal ones behind a node without weights. No output changes."""
     _check_plain(layer, "deepen_")
     return _rearrange_(layer, *_deeper(layer))
 
@@ -115,7 +115,7 @@ def drop_leaves_(layer: FFF, leaves: Iterable[SupportsIndex]) -> Reshaped:
     node_origin, leaf_origin = _unchanged(layer)
 
     def fill(new: int, old: int) -> None:
-        """Put the kept part of the subtree at `old` into the subtree at `new`, on the same level."""
+        """Put the kept part of the subtree at `old` into the subtree at `new` on the same level."""
         if old >= layer.num_nodes:
             leaf_origin[new - layer.num_nodes] = old - layer.num_nodes
             return
@@ -133,14 +133,14 @@ def prune_(layer: FFF) -> Reshaped:
     """Remove the levels that the tree does not need. No output changes.
 
     Nodes without weights and with two equal sides are not needed. The depth becomes the number of other nodes on the
-    longest path; shorter paths are filled with copies.
+    longest path; shorter ones are filled with copies.
     """
     _check_plain(layer, "prune_")
     decides = [_decides(layer, node) for node in range(layer.num_nodes)]
     first = layer.num_nodes  # of the leaves
 
     def behind(node: int) -> int:
-        """The first node or leaf from here down that makes a difference."""
+        """The first node or leaf from here that makes a difference."""
         while node < first and not decides[node]:
             node = 2 * node + 2
         return node
@@ -201,7 +201,7 @@ def _unchanged(layer: FFF) -> tuple[Tensor, Tensor]:
 
 
 def _deeper(layer: FFF) -> tuple[Tensor, Tensor]:
-    """The origin of each node (-1: none) and leaf of a tree with one more level."""
+    """The origin of each node (-1: none) and leaf in a tree one level deeper."""
     nodes, leaves = _unchanged(layer)
     return torch.cat([nodes, torch.full_like(leaves, -1)]), leaves.repeat_interleave(2)
 
@@ -209,7 +209,7 @@ def _deeper(layer: FFF) -> tuple[Tensor, Tensor]:
 def _decides(layer: FFF, node: int) -> bool:
     """Whether a node makes a difference: it has weights, or its two sides differ.
 
-    Without weights, it sends all inputs one way in the hard pass, but the soft pass still mixes both sides: a converted
+    Without weights, it sends all inputs one way in the hard pass, but the soft pass mixes both sides: a converted
     dense layer starts with such a tree.
     """
     weight = layer.node_weight if layer.node_out_weight is None else layer.node_out_weight

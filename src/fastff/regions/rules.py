@@ -1,4 +1,4 @@
-"""The tree as rules for people to read, in the manner of scikit-learn's export_text.
+"""The tree as rules that people read, in the manner of scikit-learn's export_text.
 
     |--- 0.43*length - 1.2*width <  0.35
     |   |--- leaf 0
@@ -7,7 +7,7 @@
 
 Numbers are in the units of the data. If inputs are standardised before they reach the layer, x = (X - mean) / scale, a
 node's decision w . x + b >= 0 reads (w / scale) . X >= (w / scale) . mean - b. With digits=None and max_terms=None the
-text is exact: it routes as the hard pass does, up to rounding at a boundary. Otherwise, it is rounded around the mean,
+text is exact: it routes as the hard pass does, up to rounding at a boundary. Otherwise it is rounded around the mean,
 where the data is.
 """
 
@@ -25,7 +25,7 @@ from .geometry import check_linear, norms, path
 
 
 class Wording(NamedTuple):
-    """How rules are written. mean, scale: of the inputs' standardisation, (in,) in float64."""
+    """How rules are written. mean, scale: of inputs' standardisation, (in,) in float64."""
 
     names: list[str]
     mean: Tensor
@@ -136,7 +136,7 @@ def export_text(
 
 
 def describe_leaves(leaf: Tensor, answers: Tensor, names: Sequence[str] | None) -> dict[int, str]:
-    """The leaves' answers, by number: answers (batch,) are classes if there are names, else outputs (batch, out)."""
+    """Leaves' answers, by number: answers (batch,) are classes if there are names, else outputs (batch, out)."""
     notes = {}
     for number in leaf.unique().tolist():
         own = answers[leaf == number]
@@ -177,7 +177,7 @@ def tree_text(layer: FFF, wording: Wording, notes: Mapping[int, str], max_depth:
 
 
 def _height(node: int, layer: FFF, constant: Tensor, bias: list[float]) -> int:
-    """The number of decisions on the longest path down from a node."""
+    """The number of decisions on the longest path below a node."""
     if node >= layer.num_nodes:
         return 0
     if constant[node]:
@@ -195,7 +195,7 @@ def path_text(
     digits: int | None = 3,
     max_terms: int | None = 10,
 ) -> str:
-    """The path of one input x (in,) as rules, with its distance to each boundary. Arguments: as in export_text.
+    """The path of an input x (in,) as rules, with its distance to each boundary. Arguments: as in export_text.
 
     "here" is the value of the rule's left side. Distances are Euclidean in the layer's inputs, which are standardised
     if mean and scale are given: then a distance of 1 is one standard deviation.

@@ -106,7 +106,7 @@ class _Swap:
         parts |= {name: tensor.to(device) for name, tensor in rows.items()}
         every = {field: parts.get(f"leaf_{field}") for field in Leaves._fields}
         self.rows = Leaves(**every)  # type: ignore[arg-type]
-        self.touched: list[Tensor] = []  # by call of the last run: each input's leaf, by place in `leaves`, or -1
+        self.touched: list[Tensor] = []  # by call in the last run: place of inputs' leaves in `leaves`, or -1
         self.changes: list[Tensor] = []  # of each call: the norm of the output's change at touched inputs
         self.leading: list[torch.Size] = []
 

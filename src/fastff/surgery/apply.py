@@ -81,7 +81,7 @@ def edits_for(model: nn.Module, entry: Mapping[str, Any], layer: nn.Module) -> l
         owner, name = _slot(model, path)
         keeps_module = isinstance(getattr(owner, name), nn.Module)
         edits.append(Edit(owner, name, nn.Identity().train(owner.training) if keeps_module else identity))
-    # In evaluation, torch.nn's encoder has a fused kernel that reads the weights of linear1 and linear2 directly.
+    # In evaluation, torch.nn's encoder has a fused kernel that reads linear1's and linear2's weights directly.
     parts = entry["name"].split(".")
     for above in (model.get_submodule(".".join(parts[:i])) for i in range(len(parts))):
         if hasattr(above, "activation_relu_or_gelu"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..activations import GATED, PLAIN, Activation, apply
 from .linears import Linear, agrees, wide_dtype
 
-# The forms that surgery looks for. The first three are modules that do nothing else, and are replaced whole. In the
+# The forms that surgery looks for. The first three are modules that do nothing else and are replaced whole. In the
 # last two, the FFF replaces the first linear layer, and everything up to and including the second becomes the identity.
 FORMS = {
     "plain": "down(activation(up(x))) in its own module",
@@ -27,7 +27,7 @@ class Skip(Exception):
 
 
 class CannotRun(Skip):
-    """It does not run on a probe; it is reported only if it visibly has an activation."""
+    """A module that does not run on a probe; reported only if it visibly has an activation."""
 
 
 @dataclass(frozen=True)

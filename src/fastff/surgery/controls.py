@@ -33,7 +33,7 @@ ORIGINAL = "original"
 
 
 class Task(NamedTuple):
-    """One model to measure. depth and leaf_width: of the tree, or of the tree it is a control for; None if neither.
+    """One model to measure. depth and leaf_width: of the tree, or the tree it is a control for; None if neither.
 
     size: in words, for the table. neurons: the hidden neurons of a block that a token uses. flops: per token, two for
     each product of a weight and a number. Both are means over the blocks.

@@ -1,4 +1,4 @@
-"""A batch for a whole model, made from its config: replace_ runs it if no example= is given.
+"""A batch for a whole model, made from its config, for replace_ if no example= is given.
 
 In Hugging Face models, the config gives the size of a vocabulary, an image or a spectrogram, and the forward's
 arguments say which of these it takes. A few batches are tried, smallest first; the first that the model runs on is the
@@ -57,7 +57,7 @@ def _batches(model: nn.Module, config: Any) -> Iterator[dict[str, Tensor]]:
 
 
 def _tokens(config: Any, model: nn.Module) -> Iterator[Tensor]:
-    """Ordinary tokens: none to which the config gives a special meaning."""
+    """Ordinary tokens: none that have a special meaning in the config."""
     vocabulary = size_in(config, "vocab_size")
     if vocabulary is None:
         return

@@ -1,7 +1,7 @@
 """Find the feedforward blocks of a model by what they compute, not by their names.
 
 Linear layers with fitting sizes are candidates. A candidate runs on a probe, and its weights are read in each way that
-FORMS names. It is a block if exactly one reading reproduces what the model's own modules compute, in evaluation and in
+FORMS names. It is a block if exactly one reading reproduces what the model's modules compute, in evaluation and in
 training with nn.Dropout off. Everything else is left alone, with a reason if it looked like a block.
 """
 
@@ -282,7 +282,7 @@ class Finder:
             raise CannotRun(f"it could not be run on a probe of shape {tuple(x.shape)} ({told})") from error
 
     def _calls(self, scope: nn.Module, x: Tensor, *, training: bool) -> list[Call]:
-        """The calls in a part of the model, run alone or, if that fails, within the model on the example."""
+        """The calls in a part of the model, run alone or, if that fails, in the model on the example."""
         try:
             return self._run(scope, x, training=training)[1]
         except Skip as reason:

@@ -130,7 +130,7 @@ def check_same_function(layer: FFF, dense: Any, at: str = "") -> None:
     """Raise unless a layer has the sizes and the activation of a dense layer or block."""
     for name in ("in_features", "out_features", "activation"):
         ours, theirs = getattr(layer, name), getattr(dense, name)
-        # In a copied model, activations that are modules are copies.
+        # In a copied model, activations that are modules are new.
         if ours != theirs and not (type(ours) is type(theirs) and isinstance(ours, nn.Module)):
             place = f"{at}: " if at else ""
             raise ValueError(

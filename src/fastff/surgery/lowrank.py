@@ -99,7 +99,7 @@ def _moments(parts: list[Tensor], *, centred: bool) -> tuple[Tensor, Tensor]:
 def _factor_(pair: nn.Sequential, weight: Tensor, bias: Tensor | None, mean: Tensor, square: Tensor) -> None:
     """Set the two linear layers to the part of x -> weight x + bias that varies most.
 
-    mean, square: moments of x. The mean of the dropped directions goes into the bias, if there is one.
+    mean, square: moments of x. The dropped directions' mean contribution goes into the bias, if there is one.
     """
     first, second = (layer for layer in pair if isinstance(layer, nn.Linear))
     kept = _leading(weight, square, first.out_features)  # (out, rank), orthonormal columns

@@ -1,4 +1,4 @@
-"""The reports of surgery and distillation, as data and as tables. closeness.py defines the measures."""
+"""Reports of surgery and distillation, as data and as tables. closeness.py defines the measures."""
 
 import math
 from dataclasses import dataclass, field

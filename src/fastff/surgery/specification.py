@@ -1,7 +1,7 @@
 """The specification of a surgery: what was done to each block, as plain data, and the checks before it is trusted.
 
 It may come from a file that somebody else wrote. So every value is checked for type and range first, without a model.
-Then every path must lead, from module to module, to the part that such a block has there.
+Then every path must lead, from module to module, only to the part that such a block has there.
 """
 
 from collections import Counter

@@ -10,7 +10,7 @@ from .specification import SIZES, Specification
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, with each tied tensor once, by its first name."""
+    """The state dict, with tied tensors once, under the first name."""
     found: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):

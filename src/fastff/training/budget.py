@@ -14,7 +14,7 @@ from ..layer import fff_layers
 from .rebalance import Cost
 
 _SHARE = 0.05  # of all work
-_BACKWARD = 2  # cost of a backward, in forwards
+_BACKWARD = 2  # a backward's cost, in forwards
 _CALL = 1e8  # a forward's fixed cost, in multiplications: a few milliseconds on a CPU
 
 

@@ -179,7 +179,7 @@ class Recipe:
 
     @property
     def rebalance_share(self) -> float:
-        """rebalance_seconds as a share of the time since the recipe was made."""
+        """rebalance_seconds as a share of time since the recipe was made."""
         return self._budget.seconds / max(time.perf_counter() - self._budget.began, 1e-9)
 
     def loss(self) -> Tensor | float:

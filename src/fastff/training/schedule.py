@@ -23,7 +23,7 @@ def set_temperature_(model: nn.Module, value: float) -> None:
 
 
 def check_temperature(name: str, value: float, layers: Iterable[FFF]) -> float:
-    """The value as a float; an error if it is no valid temperature for these layers."""
+    """The value as a float; raises if it is no valid temperature of these layers."""
     value = check_number(name, value, 0, above=True)
     for dtype in {layer.temperature_tensor.dtype for layer in layers}:
         if not torch.finfo(dtype).tiny <= value <= torch.finfo(dtype).max:
