@@ -3,7 +3,7 @@
 MoE is the layer of Shazeer et al. 2017 ("Outrageously large neural networks"). With H = x W_gate + e softplus(x
 W_noise) and e normal noise, the k experts with the largest H run, weighted by the softmax of their H. Two losses keep
 the experts in use: the squared coefficients of variation of their importance (the sum of their weights) and of their
-load (a smooth estimate of the number of samples they get). In evaluation there is no noise.
+load (a smooth estimate of the number of samples they get). Evaluation has no noise.
 """
 
 import math
@@ -206,7 +206,7 @@ def top_k_gates(logits: Tensor, k: int) -> Tensor:
 
 
 def smooth_load(clean: Tensor, std: Tensor, noisy: Tensor, k: int) -> Tensor:
-    """The expected number of samples of each expert, if its noise were drawn again and the others' kept: (experts,)."""
+    """Each expert's expected number of samples, if its noise were drawn again and the others' kept: (experts,)."""
     if k == clean.shape[-1]:
         return torch.full_like(clean[0], clean.shape[0]) if clean.shape[0] else clean.sum(0)
     top = noisy.topk(k + 1, -1).values

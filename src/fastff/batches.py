@@ -1,4 +1,4 @@
-"""Run data through a model and watch what reaches its layers.
+"""Run data through a model and watch its layers' inputs.
 
 `data` is a batch, or an iterable that yields batches, such as a DataLoader. A batch is a tensor, a mapping (passed as
 keyword arguments), or a tuple or list whose first element is the input, as data sets yield (input, target).
@@ -89,7 +89,7 @@ def feed(model: nn.Module, batch: Any) -> Any:
 
 @guarded
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Within the block, the model is in eval(), without gradients and not compiled. Every mode is restored after it."""
+    """Within the block, the model is in eval(), without gradients and not compiled. Afterwards, modes are restored."""
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad(), eager():
@@ -122,7 +122,7 @@ def watch_calls(modules: Iterable[M], see: Callable[[M, Any, Any], None]) -> Abs
 
 
 class StopForward(Exception):
-    """Raised by a watcher to leave a forward that has shown what it should."""
+    """Raised by a watcher to end a forward that has shown enough."""
 
 
 def read_until(
@@ -150,7 +150,7 @@ def read_until(
 
 
 def check_reached(modules: Iterable[str], seen: Mapping[str, Any]) -> None:
-    """Raise if `seen`, the samples by name, has none for some of these modules."""
+    """Raise if `seen`, the samples by name, lacks some of these modules."""
     missing = [name for name in modules if not seen.get(name)]
     if missing:
         raise ValueError(f"no sample in data reaches the layers {missing}. Pass data that runs through them.")
@@ -158,7 +158,7 @@ def check_reached(modules: Iterable[str], seen: Mapping[str, Any]) -> None:
 
 @guarded
 def _hooks(hooks: Iterable[tuple[Callable[..., RemovableHandle], Callable[..., Any]]]) -> Iterator[None]:
-    """Registers hooks, each by the method beside it and with keyword arguments, and removes them after the block."""
+    """Registers each hook by the method beside it, with keyword arguments; removes all after the block."""
     handles: list[RemovableHandle] = []
     try:
         for register, hook in hooks:

@@ -1,7 +1,7 @@
 """Load layers of the public package `fastfeedforward` 0.2.1.
 
-The converted layer computes what that package computes in training. In evaluation that package omits the leaves' output
-biases (`b2s`), so its eval() differs from ours by that bias. Ours agrees with training.
+The converted layer agrees with that package in training. In evaluation, that package omits the leaves' output biases
+(`b2s`), so its eval() differs from ours by that bias. Ours agrees with training.
 """
 
 from collections.abc import Mapping

@@ -46,9 +46,9 @@ def export_onnx(model: nn.Module, example: Any, path: str | Path, *, verify: boo
     Args:
         example: inputs of the model: a tensor, a tuple of positional arguments, or a mapping of keyword arguments. The
             first dimension of every tensor is the batch.
-        path: of the file. Weights of 2 GiB and more go into a second file beside it, with ".data" added to the name.
+        path: of the file. Weights of 2 GiB or more go into a second file beside it, with ".data" added to the name.
         verify: compare onnxruntime's outputs with eval(), in a separate process, which onnxruntime may crash. A file
-            that does not run, or whose outputs differ, is removed. Without onnxruntime nothing is compared.
+            that does not run, or gives other outputs, is removed. Without onnxruntime, nothing is compared.
     """
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
@@ -134,7 +134,7 @@ def _program(model: nn.Module, args: Any, kwargs: Any) -> torch.export.ExportedP
 
 
 def _onnx_runner(path: Path) -> Callable[..., list[Tensor]]:
-    """Runs a file in onnxruntime, in another process: some programs crash it, mostly in half precision."""
+    """Runs a file in onnxruntime, in another process: some files crash it, mostly in half precision."""
     import numpy as np
 
     def run(*args: Any, **kwargs: Any) -> list[Tensor]:

@@ -1,10 +1,10 @@
 """The two passes as functions of tensors: check the input, choose a backend, run it.
 
-soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on the way to leaf j   (training)
+soft:  y = sum_j c_j(x) L_j(x)      c_j: the product of the branch weights on the path to leaf j  (training)
 hard:  y = L_j(x)                   j: go right wherever a node's logit is >= 0                   (inference)
 
-`sampled` trains at the cost of the hard pass: its output, with an estimate of the soft pass's gradient for the tree.
-`shed` is the soft pass without the leaves that hardly count.
+`sampled` trains at the hard pass's cost: the hard output, with an estimate of the soft pass's gradient for the tree.
+`shed` is the soft pass without the leaves of least weight.
 """
 
 from typing import Any
@@ -63,12 +63,12 @@ def shed(
 ) -> Shed:
     """The soft pass of x (..., in) without the leaves whose weight is below `epsilon` * 2**-depth for a sample.
 
-    The weights of the others are scaled to sum to 1. The weight that is left out is below `epsilon` for every sample.
+    The other weights are scaled to sum to 1. For every sample, the total weight left out is below `epsilon`.
     """
     epsilon = check_probability("epsilon", epsilon)
     options = SoftOptions(temperature, transposition, straight_through, dropout)
     request = soft_request(x, tree, leaves, activation, options)
-    # What remains depends on the numbers. Where these are not known, as in a tracer, all leaves run.
+    # Which leaves remain depends on values. If these are unknown, as in a tracer, all leaves run.
     plain = choose(request)[0] is reference or not in_eager() or is_watched() or request.x.is_meta
     arguments: tuple[Any, ...] = (*request.arguments, epsilon)
     with no_autocast(request.x):
@@ -77,7 +77,7 @@ def shed(
 
 
 def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions) -> Request:
-    """The soft pass that is asked for, checked, in the dtype that autocast wants."""
+    """A checked request for the soft pass, in the dtype that autocast asks for."""
     flat = _check_training(x, tree, leaves, activation, options)
     dtype = autocast_dtype(flat)
     if dtype is not None:
@@ -88,7 +88,7 @@ def soft_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, 
 def _check_training(
     x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions | SampledOptions
 ) -> Tensor:
-    """x as (batch, in), if these tensors and options make a training pass."""
+    """x as (batch, in); an error if these do not make a training pass."""
     check_fit(tree, leaves, activation)
     if leaves.is_int8:
         raise TypeError("int8 leaves have no soft pass and do not train. Call eval(); train before fastff.quantize_.")
@@ -118,9 +118,9 @@ def sampled(
 ) -> Sampled:
     """The hard pass of x (..., in), with a gradient for the tree from `alternatives` other leaves per sample.
 
-    `estimator` is how they are drawn: "mixture", whose expectation is the straight-through gradient, or "even"
+    `estimator` says how they are drawn: "mixture", whose expectation is the straight-through gradient, or "even"
     (`fastff.sampling`). With `sparse`, gradients of the parameters are sparse tensors.
-    The pass runs in the dtype of the weights under autocast, too, as the hard pass does. `at_owner` runs leaves that
+    Under autocast, too, the pass runs in the weights' dtype, as the hard pass does. `at_owner` runs leaves that
     other processes hold (`fastff.parallel`).
     """
     check_choice("estimator", estimator, ESTIMATORS)
@@ -145,9 +145,9 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, *, activation: Activation = "rel
 
 
 def hard_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Request:
-    """The hard pass that is asked for, checked, in the dtype of the weights.
+    """A checked request for the hard pass, in the dtype of the weights.
 
-    Autocast does not change that: casting the weights would touch every leaf, and the point is to visit one.
+    Autocast does not change this dtype: casting the weights would touch every leaf, but the pass visits only one.
     """
     tree, leaves = snapshot(tree), snapshot(leaves)
     if (known := _known(x, tree, leaves, activation)) is not None:
@@ -160,7 +160,7 @@ def hard_request(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) 
 
 
 def _known(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> Request | None:
-    """The request for a layer that was checked before; or None."""
+    """The request, if its layer was checked before; else None."""
     if type(x) is not Tensor or not x.dim() or not isinstance(tree, Tree) or not isinstance(leaves, Leaves):
         return None
     return known_request(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), tree, leaves, activation)
@@ -178,7 +178,7 @@ def _run(request: Request) -> Tensor:
     """The output of a hard pass or of a visit; the leaves of a route."""
     if request.is_operation:
         leaf = () if request.leaf is None else (request.leaf,)
-        # No gradient is asked of x and the leaves; nodes have none here.
+        # x and the leaves need no gradient here, and nodes get none.
         nodes = [t.detach() if t is not None and needs_grad(t) else t for t in request.tree or ()]
         return getattr(ops, request.kind)(request.x, *leaf, *nodes, *(request.leaves or ()), request.activation)
     backend, _ = choose(request)
@@ -229,7 +229,7 @@ def _rows(name: str, logits: Tensor) -> Tensor:
 
 
 def flatten(x: Tensor, weight: Tensor, layer: str = "FFF") -> Tensor:
-    """x as (batch, in), or an error that says what is wrong with it."""
+    """x as (batch, in); an error if it does not fit the layer."""
     check_input(x, weight, layer, autocast=isinstance(x, Tensor) and autocast_dtype(x) is not None)
     return x if x.dim() == 2 else x.reshape(-1, weight.shape[-1])
 
@@ -247,7 +247,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def snapshot(tensors: Parts) -> Parts:
-    """Aliases of tensors, where no gradient is asked for: what is checked is then what is read."""
+    """Aliases of tensors that need no gradient: the pass then reads exactly what was checked."""
     if not isinstance(tensors, Tree | Leaves):
         return tensors  # the checks say what is wrong with it
     found = [t for t in tensors if t is not None]

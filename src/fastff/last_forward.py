@@ -1,7 +1,7 @@
 """The tensors of a layer's last training forward, which the losses read.
 
 They are plain attributes of the layer, so that torch.compile can write them. They hold their graph until backward has
-passed, and only their values after that. They are not part of the state: neither saved nor copied.
+passed, then only their values. They are not part of the layer's state: neither saved nor copied.
 """
 
 import weakref
@@ -19,7 +19,7 @@ LAST = (*_SOFT, *_SAMPLED, *_SHED)  # the attributes
 def remember(layer: nn.Module, source: Tensor, **tensors: Tensor | None) -> None:
     """Set these attributes of a layer, in place of the previous forward's.
 
-    `source` is the tensor from which they are computed. Every backward through the layer's output passes it.
+    `source` is the tensor they are computed from. Every backward through the layer's output passes it.
     """
     if in_eager() and in_backward():
         return  # a recomputation by gradient checkpointing; the losses have read the first forward
@@ -42,7 +42,7 @@ def recall(layer: nn.Module, name: str, label: str, differentiable: bool) -> Ten
             f"the last training forward of {label} ran inside torch.func (vmap, grad), which has ended. Compute the "
             "losses inside it, or run the model again outside."
         )
-    # Inside vmap a tensor does not show whether a gradient is recorded outside.
+    # Inside vmap, a tensor does not show if a gradient is recorded outside.
     if differentiable and torch.is_grad_enabled() and not tensor.requires_grad and not in_transform():
         raise RuntimeError(
             f"the last training forward of {label} has no gradient: backward has passed it, it ran under "
@@ -61,7 +61,7 @@ def release_after_backward(layer: nn.Module, name: str, source: Tensor) -> None:
     tensor: Tensor = getattr(layer, name)
     if not tensor.requires_grad or not source.requires_grad:
         return
-    # Weak references: the source owns the hook, and strong ones would close a circle.
+    # Weak references: the source owns the hook, and strong ones would form a cycle.
     owner, stored = weakref.ref(layer), weakref.ref(tensor)
 
     def release(_: Tensor) -> None:

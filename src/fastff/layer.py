@@ -1,8 +1,8 @@
 """FFF, the fast feedforward layer: a binary tree of small feedforward networks.
 
-In training, every leaf is evaluated and the outputs are mixed by the tree's soft decisions; in evaluation, one path
-from the root is followed and one leaf evaluated: depth * node_width + leaf_width neurons of 2**depth * leaf_width. With
-`decision="sampled"`, a training step costs what two or three evaluations cost, too.
+In training, the layer runs every leaf and mixes the outputs by the tree's soft decisions. In evaluation, it follows one
+path from the root and runs one leaf: depth * node_width + leaf_width neurons, not 2**depth * leaf_width. With
+`decision="sampled"`, a training step costs as much as two or three evaluations.
 """
 
 import copy
@@ -39,21 +39,21 @@ class FFF(nn.Module):
         leaf_width: hidden neurons of a leaf.
         node_width: hidden neurons of a node network; 1 makes a node linear, and its boundary a plane.
         activation: activation of the leaves (and inside nodes of node_width > 1): "relu", "gelu", "gelu_tanh", "silu",
-            "tanh", "identity", an elementwise callable; or "swiglu", "geglu", "geglu_tanh" for gated leaves.
+            "tanh", "identity" or an elementwise callable; for gated leaves "swiglu", "geglu", "geglu_tanh".
         bias: whether leaves have biases. Nodes always do: they place the boundaries.
         dropout: probability of dropout on the hidden layer of the leaves, in training.
-        transposition: probability, in training, that a node swaps its children for a sample. It counters localised
+        transposition: probability that, in training, a node swaps its children for a sample. Counters localised
             overfitting.
-        sharing: fraction of each leaf's gradient that is shared across leaves (0: independent). Leaves should then
-            start equal, as `Recipe` makes them.
+        sharing: fraction of each leaf's gradient that is shared across leaves (0: independent). With sharing, leaves
+            should start equal, as in `Recipe`.
         decision: "soft" mixes the leaves in training. "straight_through" uses the leaf that evaluation would use, and
             gives the tree the gradient of the soft mixture. "sampled" estimates that gradient from a few leaves per
-            sample: activations do not grow with the number of leaves, nor does a step's time with a lazy optimizer.
-        epsilon: in training, a sample does not run the leaves whose weight is below `epsilon` times the even share,
-            2**-depth. The weight that is left out is below `epsilon`; the others are scaled up to 1. Steps get cheaper
-            as the tree hardens. Not with "sampled".
-        alternatives: with "sampled", the other leaves that each sample tries, for example one for each level.
-        estimator: with "sampled", how these are drawn: "mixture", whose expectation is the straight-through gradient,
+            sample: with more leaves, activations do not grow, nor does a step's time if the optimizer is lazy.
+        epsilon: in training, each sample skips the leaves whose weight is below `epsilon` times the even share,
+            2**-depth. They weigh less than `epsilon` in total; the other weights are scaled to sum to 1. Steps get
+            cheaper as the tree hardens. Not with "sampled".
+        alternatives: with "sampled", how many other leaves each sample tries, for example one per level.
+        estimator: with "sampled", how they are drawn: "mixture", whose expectation is the straight-through gradient,
             or "even", which is cheaper (`fastff.sampling`).
 
     Parameters are stored in the layout that inference reads: node_weight (nodes, in), node_bias (nodes,),
@@ -77,7 +77,7 @@ class FFF(nn.Module):
     leaf_out_scale: nn.Parameter | None
     leaf_gate_scale: nn.Parameter | None
     temperature_tensor: Tensor
-    # Whether data, a dense block or a file gave the tree and the leaves their weights: a Recipe then keeps them.
+    # Whether the tree's and the leaves' weights come from data, a dense block or a file: a Recipe keeps those.
     fitted_tree: bool = False
     fitted_leaves: bool = False
     # With decision="sampled": whether the parameters get sparse gradients. fastff.optim.LazyAdamW and LazySGD set it.
@@ -212,7 +212,7 @@ class FFF(nn.Module):
         return output
 
     def soft(self, x: Tensor) -> Tensor:
-        """The soft pass, in any mode, without dropout, transposition and straight-through decisions."""
+        """The soft pass, in any mode, without dropout, transposition or straight-through decisions."""
         tree, leaves, temperature = self.tree, self.leaves, self.temperature_tensor
         return functional.soft(x, tree, leaves, activation=self.activation, temperature=temperature).output
 
@@ -287,25 +287,25 @@ class FFF(nn.Module):
         return self
 
     def tree_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the nodes; the first dimension counts them."""
+        """The parameters of the nodes; the first dimension is the node."""
         return [p for name, p in self.named_parameters(recurse=False) if name.startswith("node_")]
 
     def leaf_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the leaves; the first dimension counts them."""
+        """The parameters of the leaves; the first dimension is the leaf."""
         return [p for name, p in self.named_parameters(recurse=False) if name.startswith("leaf_")]
 
     @property
     def tree(self) -> Tree:
-        """The parameters of the nodes, as the functions of `fastff.functional` take them."""
+        """The parameters of the nodes, as `fastff.functional` expects them."""
         return Tree(self.node_weight, self.node_bias, self.node_out_weight, self.node_out_bias)
 
     @property
     def leaves(self) -> Leaves:
-        """The parameters of the leaves, as the functions of `fastff.functional` take them."""
+        """The parameters of the leaves, as `fastff.functional` expects them."""
         return Leaves(*[getattr(self, name) for name in LEAF_PARAMETERS])
 
     def _no_plans(self) -> PlanCache:
-        """No plan yet; never one for a subclass that computes its tree or leaves."""
+        """An empty cache; disabled if a subclass computes its tree or leaves."""
         cls = type(self)
         return PlanCache(cls.tree is FFF.tree and cls.leaves is FFF.leaves)
 
@@ -340,7 +340,7 @@ class FFF(nn.Module):
         self._plans = self._no_plans()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FFF":
-        # By the state of FFF, also where torch.nn.utils.parametrize has put a class of its own before it.
+        # FFF's own __getstate__, even where torch.nn.utils.parametrize put a subclass in front of FFF.
         made = memo[id(self)] = self.__new__(type(self))
         made.__dict__ = copy.deepcopy(FFF.__getstate__(self), memo)
         made._plans = made._no_plans()
@@ -377,7 +377,7 @@ def fff_layers(model: nn.Module) -> dict[str, FFF]:
 
 
 def trainable_layers(model: nn.Module) -> dict[str, FFF]:
-    """As fff_layers; an error if one has int8 leaves or is offloaded by accelerate, and so does not train."""
+    """As fff_layers; an error if a layer cannot train: it has int8 leaves, or accelerate offloads it."""
     found = fff_layers(model)
     if names := [name or "the model itself" for name, layer in found.items() if layer.leaves.is_int8]:
         raise TypeError(
@@ -396,5 +396,5 @@ def mark_fitted(model: nn.Module) -> None:
 
 
 def _plain(name: str) -> str:
-    """A module's name without what torch.compile puts into it."""
+    """A module's name without the parts from torch.compile."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

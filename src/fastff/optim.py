@@ -1,13 +1,13 @@
 """LocalSGD and LocalAdam: each leaf and each node steps when it has seen enough samples.
 
-As the tree hardens, a batch of B samples spreads over 2**depth leaves, and each leaf sees only B / 2**depth of it. Its
-gradient, a mean over B samples, is then small and noisy: the paper's shrinking batch problem. Here each leaf and each
-node (a block) gathers gradients until it has seen `local_batch` of its own samples, then steps with the mean over them.
+As the tree hardens, a batch of B samples spreads over 2**depth leaves, and each leaf sees only B / 2**depth of them.
+Its gradient, a mean over B samples, is then small and noisy: the paper's shrinking batch problem. Here each block (a
+leaf or a node) gathers gradients until it has seen `local_batch` samples of its own, then steps with their mean.
 A block that does not step keeps its parameters and its moments. All other parameters of the model step every time.
 
 A sample counts for a leaf by its mixture weight (0 or 1 when decisions are straight-through), and for a node by the
-probability of reaching it: straight-through nodes too get the gradient of the soft mixture, from all samples. It counts
-once backward has passed, until step() or zero_grad() of the optimizer (not of the model). The loss must be a mean over
+probability of reaching it: straight-through nodes too get the gradient of the soft mixture, from all samples. A sample
+counts from its backward until the optimizer's (not the model's) step() or zero_grad(). The loss must be a mean over
 the samples that pass through the layers between two steps.
 """
 
@@ -60,9 +60,9 @@ class _Local(torch.optim.Optimizer):
 
     def _watch(self, layers: dict[str, FFF]) -> None:
         self._layers = layers
-        # By layer, the counts of each forward since the last step. By id, so that a second backward adds nothing.
+        # By layer and id, the counts of each forward since the last step: a second backward then adds nothing.
         self._counts: dict[str, dict[int, Tensor]] = {name: {} for name in layers}
-        # By layer, the last mixture that step() must not count: an earlier step has, or it gives no gradient.
+        # By layer, the last mixture that step() must not count: already counted, or without a gradient.
         self._handled: weakref.WeakValueDictionary[str, Tensor] = weakref.WeakValueDictionary()
         for name, layer in layers.items():
             handle = layer.register_forward_hook(_Observer(name, weakref.ref(self)))
@@ -84,7 +84,7 @@ class _Local(torch.optim.Optimizer):
         return loss
 
     def _gather(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], counts: Tensor) -> None:
-        """Add a gradient to what the blocks have gathered, and step the blocks that have seen enough."""
+        """Add a gradient to the blocks' sums, and step the blocks that have seen enough samples."""
         state, leaves = self.state[parameter], len(counts) // 2
         mass = counts[:leaves] if group["blocks"] == "leaf" else counts[leaves:-1]  # (blocks,)
         if "mass" not in state:
@@ -103,7 +103,7 @@ class _Local(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _take_counts(self) -> dict[str, Tensor]:
-        """The samples that each layer has seen since the last step, over all processes; starts to count anew."""
+        """The samples that each layer has seen since the last step, over all processes. Resets the counts."""
         distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         graded = {group["layer"] for group in self.param_groups if any(p.grad is not None for p in group["params"])}
         for name, layer in self._layers.items():
@@ -127,7 +127,7 @@ class _Local(torch.optim.Optimizer):
                 # A compiled forward runs no hook. It left its mixture on the layer: only the last forward counts.
                 self._counts[name] = self._counts[name] or {0: _count(layer, mixture)}
                 self._handled[name] = mixture
-            # With several processes, the gradients may come from another one's samples.
+            # With several processes, the gradients may come from another's samples.
             if not self._counts[name] and not distributed and (name in graded or not graded):
                 raise RuntimeError(
                     f"the FFF layer {name!r} has had no training forward since the last step: nothing to step with. "
@@ -144,7 +144,7 @@ class _Local(torch.optim.Optimizer):
         return dict(zip(self._layers, totals, strict=True))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, and the count of the samples that they came from."""
+        """Drop the gradients, and the count of the samples they came from."""
         super().zero_grad(set_to_none)
         self._counts = {name: {} for name in self._layers}
 
@@ -154,7 +154,7 @@ class _Local(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         for group, stored, (blocks, layer) in zip(self.param_groups, state_dict["param_groups"], own, strict=True):
             group.update(blocks=blocks, layer=layer)
-            # torch has cast the state to the dtype of the parameter, except for "step", which it has not even moved.
+            # torch has cast the state to the parameter's dtype, except for "step", which it has not even moved.
             for parameter, index in zip(group["params"], stored["params"], strict=True):
                 for key in _OWN_DTYPE & state_dict["state"].get(index, {}).keys():
                     self.state[parameter][key] = state_dict["state"][index][key].to(parameter.device)
@@ -234,7 +234,7 @@ class LocalAdam(_Local):
 
 
 class _Observer:
-    """A forward hook that counts a layer's training forwards for its optimizer, while that is alive."""
+    """A forward hook that counts a layer's training forwards while its optimizer is alive."""
 
     def __init__(self, name: str, owner: Callable[[], _Local | None] | None = None) -> None:
         self.name, self.owner = name, owner
@@ -246,7 +246,7 @@ class _Observer:
         if optimizer is None or mixture is None:
             return
         if output.requires_grad:
-            # Counted once backward comes here, for only one of the two forwards that checkpointing makes.
+            # Counted when backward comes here: for only one of the two forwards under checkpointing.
             counts = _count(layer, mixture)
             output.register_hook(lambda _: optimizer._counts[self.name].update({id(counts): counts}))
         else:
@@ -257,7 +257,7 @@ class _Observer:
 
 
 def _count(layer: FFF, mixture: Tensor | None) -> Tensor:
-    """The samples of each leaf, of each node, and all, in the last training forward: (leaves + nodes + 1,)."""
+    """The samples of each leaf, each node and in all, in the last training forward: (leaves + nodes + 1,)."""
     wide = at_least_float32(layer.leaf_in_weight.dtype)
     if mixture is None:
         return layer.leaf_in_weight.new_zeros(layer.num_leaves + layer.num_nodes + 1, dtype=wide)

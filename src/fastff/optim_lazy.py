@@ -1,17 +1,17 @@
 """LazySGD and LazyAdamW: a step touches the leaves and nodes that a sample visited, and no others.
 
 With `decision="sampled"`, a batch visits at most as many leaves as it has samples, and a large tree has many more. Its
-dense gradient, its moments and its weights then cost more time than the pass. These optimizers ask the FFF layers of a
-model for sparse gradients (`FFF.sparse_gradients`, COO over the leaves, as nn.Embedding(sparse=True) gives) and update
-the rows in them: time and gradient memory of a step depend on the visited rows alone. Torch's own optimizers refuse
-sparse gradients or, as SparseAdam, ignore what untouched rows miss. Here, a row that was not touched for k steps
-catches up when it is touched next, in closed form:
+dense gradient, moments and weights then cost more time than the pass. These optimizers ask the FFF layers of a model
+for sparse gradients (`FFF.sparse_gradients`, COO over the leaves, as from nn.Embedding(sparse=True)) and update only
+the rows in them: a step's time and gradient memory depend on the visited rows alone. Torch's own optimizers refuse
+sparse gradients or, like SparseAdam, ignore the steps that untouched rows miss. Here, a row that was untouched for k
+steps catches up in closed form when it is next touched:
 
-    moments         times beta**k, so they equal torch.optim.AdamW's (SGD's) with k gradients of zero
+    moments         times beta**k, as torch.optim.AdamW's (SGD's) after k gradients of zero
     weight decay    times the product of (1 - lr * weight_decay) over these k steps, with the lr of each step
 
-One thing differs from the dense optimizer: a row does not go on moving by its old momentum while nothing touches it.
-Where every row is touched, both are equal. Other parameters of the model step as under torch.
+One thing differs from the dense optimizer: an untouched row does not go on moving by its old momentum. Where every row
+is touched, both are equal. Other parameters of the model step as under torch.
 """
 
 import math
@@ -29,12 +29,12 @@ from ._torch import is_dtensor
 from .checks import check_number
 from .layer import trainable_layers
 
-_LARGE = 4096  # elements: rows from here on are updated where they are, smaller ones in a copy of them all
+_LARGE = 4096  # elements: larger rows are updated in place, smaller ones together in a copy
 _OWN_DTYPE = ("last", "decay", "decayed", "step")  # state that does not have the parameter's dtype
 
 
 class _Lazy(torch.optim.Optimizer):
-    """Updates rows of the parameters of FFF layers. A subclass says how."""
+    """Updates rows of FFF layers' parameters. A subclass says how."""
 
     def __init__(self, model: nn.Module, node_lr: float | None, defaults: dict[str, Any]) -> None:
         for name in defaults.keys() & {"lr", "weight_decay", "eps"}:
@@ -53,7 +53,7 @@ class _Lazy(torch.optim.Optimizer):
                     f"FFF layer {name!r} is synchronised over {layer.ranks.size} ranks. Use an optimizer of "
                     "torch.optim."
                 )
-        # Each once: layers may share a parameter.
+        # Each once: layers may share parameters.
         leaves = [*dict.fromkeys(p for layer in layers.values() for p in layer.leaf_parameters())]
         nodes = [*dict.fromkeys(p for layer in layers.values() if layer.depth for p in layer.tree_parameters())]
         own = {id(p) for p in (*leaves, *nodes)}
@@ -124,11 +124,11 @@ class _Lazy(torch.optim.Optimizer):
         if group["rows"]:
             device = parameter.device
             state["last"] = torch.zeros(len(parameter), dtype=torch.int64, device=device)  # the step of each row
-            state["decay"] = torch.zeros((), dtype=torch.float64, device=device)  # the sum of log(1 - lr * decay)
-            state["decayed"] = torch.zeros(len(parameter), dtype=torch.float64, device=device)  # its part in each row
+            state["decay"] = torch.zeros((), dtype=torch.float64, device=device)  # sum of log(1 - lr * decay)
+            state["decayed"] = torch.zeros(len(parameter), dtype=torch.float64, device=device)  # applied to each row
 
     def _catch_up(self, parameter: Tensor, state: dict[str, Any], group: dict[str, Any], rows: Tensor) -> None:
-        """Give rows the decay that they missed, up to the last step."""
+        """Apply the decay that rows missed, up to the last step."""
         gap = int(state["step"]) - state["last"][rows]
         late = gap > 0
         if not late.any():
@@ -143,8 +143,8 @@ class _Lazy(torch.optim.Optimizer):
 
     @torch.no_grad()
     def catch_up_(self) -> None:
-        """Give all rows the decay that they have missed. Call it before you evaluate or save a model, if
-        `weight_decay` is not 0."""
+        """Apply the decay that rows have missed. If `weight_decay` is not 0, call this before you evaluate or
+        save a model."""
         for group in self.param_groups:
             for parameter in group["params"] if group["rows"] else ():
                 if state := self.state.get(parameter):
@@ -155,7 +155,7 @@ class _Lazy(torch.optim.Optimizer):
         return [state[name] for name in ("mean", "square") if name in state]
 
     def _factors(self, group: dict[str, Any]) -> dict[str, float]:
-        """The moments by name, and what one step without a gradient multiplies them by."""
+        """The moments' names, and their factors in one step without a gradient."""
         raise NotImplementedError
 
     def _update(
@@ -185,7 +185,7 @@ class _Lazy(torch.optim.Optimizer):
 class LazySGD(_Lazy):
     """Stochastic gradient descent with momentum; a step touches the visited leaves and nodes.
 
-    Weight decay is decoupled: it shrinks the weights, and does not enter the momentum. Without momentum that is
+    Weight decay is decoupled: it shrinks the weights and does not enter the momentum. Without momentum, it is
     torch.optim.SGD's.
 
     Args:
@@ -276,8 +276,8 @@ class LazyAdamW(_Lazy):
                 grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)
                 for grad, parameter in zip(grads, parameters, strict=True)
             ]
-            # The fused kernel adds 1 to a count for each tensor, and reads it on the tensor's device: filled there,
-            # without a copy for each.
+            # The fused kernel adds 1 to a count per tensor, which it reads on the tensor's device: filled there,
+            # without copies.
             counts = torch.full((len(parameters),), step.item(), dtype=step.dtype, device=parameters[0].device)
             adamw(
                 parameters,
@@ -303,7 +303,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> T
 
     Torch's own refuses sparse gradients, and DTensors beside plain tensors.
     """
-    if max_norm != math.inf:  # which clips nothing, and tells the norm
+    if max_norm != math.inf:  # inf: only the norm is wanted
         check_number("max_norm", max_norm, 0)
     if isinstance(parameters, nn.Module):
         raise TypeError(f"clip_grad_norm_ expects parameters; got {type(parameters).__name__}. Pass its .parameters().")

@@ -1,8 +1,8 @@
-"""The processes (ranks) that train one model, each with its part of the batch: what they must agree on.
+"""Communication between the processes (ranks) that train one model, each with its part of the batch.
 
 `fastff.parallel.synchronize_` gives every FFF layer the same `Ranks`. The balance loss, tree placement, rebalancing and
 the recipe ask `ranks_of(model)` for it, and then count the samples of all ranks. Without it, nothing here communicates:
-a model that is not synchronised works alone, also while a process group is initialised.
+a model that is not synchronised works alone, even while a process group is initialised.
 
 Every method that communicates must be called by all ranks, in the same order.
 """
@@ -22,7 +22,7 @@ from .layer import FFF
 T = TypeVar("T")
 
 
-_RAISED = 2**32  # what a rank that raises adds to a count of ranks
+_RAISED = 2**32  # a rank that raises adds this to a count of ranks
 
 
 class OtherRankError(RuntimeError):
@@ -41,13 +41,13 @@ class Ranks:
         return dist.get_world_size(self.group) if dist.is_initialized() else 1
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over the ranks of each tensor, all in one reduction; the same bits on every rank."""
+        """Each tensor's sum over the ranks, all in one reduction; the same bits on every rank."""
         flat = _flat(tensors)
         dist.all_reduce(flat, group=self.group)
         return _parts(flat, tensors)
 
     def log_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The logarithm of the sum over the ranks of each tensor's exponential, all in one collective."""
+        """Each tensor's logsumexp over the ranks, all in one collective."""
         flat = _flat(tensors)
         found = [torch.empty_like(flat) for _ in range(self.size)]
         dist.all_gather(found, flat, group=self.group)
@@ -69,13 +69,13 @@ class Ranks:
             dist.broadcast(tensor.detach(), group=self.group, group_src=0)
 
     def first(self, value: bool, device: torch.device) -> bool:
-        """What the first rank has said."""
+        """The first rank's value."""
         said = torch.tensor(int(value), device=device)
         self.broadcast_([said])
         return bool(said)
 
     def agree(self, value: str, device: torch.device) -> bool:
-        """Whether all ranks have given the same value."""
+        """Whether all ranks give the same value."""
         number = int.from_bytes(hashlib.sha256(value.encode()).digest()[:7], "big")
         return self.gather(torch.tensor([number], device=device)).unique().numel() == 1
 
@@ -83,8 +83,8 @@ class Ranks:
     def together(self, device: torch.device) -> Iterator[Callable[[bool], bool]]:
         """If the block raises on one rank, it raises on all of them: nobody waits for a rank that has given up.
 
-        Yields a function that all ranks call equally often in the block: whether a value is true on all of them. A rank
-        that raises meets the others there, or at the end of the block.
+        Yields a function that tells if a value is true on all ranks; all call it equally often in the block. After an
+        error, the others raise at the next call or at the block's end.
         """
 
         def count(value: int) -> int:
@@ -126,12 +126,12 @@ def ranks_of(model: nn.Module) -> Ranks | None:
 
 
 def alone() -> AbstractContextManager[Callable[[bool], bool]]:
-    """What `Ranks.together` is for a model that is not synchronised."""
+    """Replaces `Ranks.together` where a model is not synchronised."""
     return nullcontext(bool)
 
 
 def until_enough(source: Iterable[T], is_enough: Callable[[], bool], everywhere: Callable[[bool], bool]) -> Iterator[T]:
-    """Items until all ranks have enough, which they ask after each: where forwards are collectives, all run as many."""
+    """Items until all ranks have enough, asked after each item: where forwards are collectives, all run as many."""
     for item in source:
         yield item
         if everywhere(is_enough()):
@@ -141,7 +141,7 @@ def until_enough(source: Iterable[T], is_enough: Callable[[], bool], everywhere:
 
 
 def reshard_(model: nn.Module) -> None:
-    """Free what FSDP2 has gathered. Until then its modules hold copies, and what is written into them is lost."""
+    """Free the copies that FSDP2 has gathered. Until then, modules hold those, and writes to them are lost."""
     for module in model.modules():
         if hasattr(module, "reshard") and hasattr(module, "unshard"):
             module.reshard()  # type: ignore[operator]
@@ -149,7 +149,7 @@ def reshard_(model: nn.Module) -> None:
 
 @contextmanager
 def whole(tensor: Tensor) -> Iterator[Tensor]:
-    """A plain tensor to change in place: the tensor itself, or all of a DTensor, which then gets what was written."""
+    """A plain tensor to change in place: the tensor itself, or all of a DTensor, which then gets the new values."""
     if not is_dtensor(tensor):
         yield tensor
         return

@@ -1,15 +1,15 @@
 """Which alternatives a sample tries in sampled training, and how much each one counts.
 
-With `decision="sampled"`, a sample visits one leaf, as in inference, and a few alternatives: it leaves its path at one
-level and walks on to another leaf. With z the logits on the path (batch, depth) and p = sigmoid(z), the level is drawn
+With `decision="sampled"`, a sample visits one leaf, as in inference, and a few alternatives: it leaves its path at some
+level and walks to another leaf. With z the logits on the path (batch, depth) and p = sigmoid(z), the level is drawn
 
     "mixture"      by the probability that a soft walk first leaves the path there
     "even"         evenly
 
 An estimate is then divided by the probability of its level, so its expectation is the sum over all levels. With several
 alternatives, a sample's draws are spread over the levels (stratified sampling: one draw in each of `alternatives` equal
-parts of the probability, independent of the others). "even" with `depth` alternatives takes every level once. What the
-expectation is, see `backends/sampled.py`.
+parts of the probability, independent of the others). "even" with `depth` alternatives takes every level once. For the
+expectations, see `backends/sampled.py`.
 """
 
 from typing import Literal, get_args
@@ -36,15 +36,15 @@ def check_alternatives(alternatives: int, depth: int) -> int:
 
 
 def most_alternatives(depth: int) -> int:
-    """The leaves besides the visited one; 1 if there is none."""
+    """The number of unvisited leaves; 1 if there are none."""
     return max(num_leaves(depth) - 1, 1)
 
 
 def draw(logits: Tensor, estimator: str, alternatives: int) -> tuple[Tensor, Tensor]:
     """The level at which each alternative leaves the path, and its weight: (batch, alternatives) each.
 
-    The weight is 1 / (alternatives * probability of the level). For "mixture" it is the probability that a soft walk
-    ends in another leaf, over `alternatives`: the walk itself then has the right distribution.
+    The weight is 1 / (alternatives * probability of the level). For "mixture", it is the probability that a soft walk
+    ends in another leaf, over `alternatives`; the walk then has the right distribution.
     """
     batch, depth = logits.shape
     if estimator == "even":
@@ -88,7 +88,7 @@ def leaving(logits: Tensor) -> Tensor:
 
 
 def running_sum(values: Tensor) -> Tensor:
-    """values.cumsum(-1), for a few columns. On a GPU, torch's own adds in no fixed order, and raises under
+    """values.cumsum(-1), for a few columns. On a GPU, torch's adds in no fixed order, and raises under
     torch.use_deterministic_algorithms(True)."""
     sums: list[Tensor] = []
     for column in values.unbind(-1):

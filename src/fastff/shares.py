@@ -1,13 +1,13 @@
 """How evenly the nodes of a tree divide their samples, seen from a few paths of each sample.
 
-Sampled training computes the logits of the visited path and of the alternatives'. A batch may bring few samples, or
-none, to a node far down, so a layer keeps a running mean over its batches. With p the sigmoids of the logits, a node's
-shares are the means over the batch of 1 - p (left) and p (right), over the paths that reach it, by their weights. In
+Sampled training computes the logits of the visited path and of the alternatives' paths. A batch may bring few samples,
+or none, to a node far down, so a layer keeps a running mean over its batches. With p the sigmoids of the logits, a
+node's shares are the batch means of 1 - p (left) and p (right), over the paths that reach it, by weight. In
 expectation, with soft walks, they are the soft mixture's. The shares of a level sum to 1.
 
-The mean must not reach back further than needed: boundaries that follow old shares go too far, and back. With a mean
-over 100 batches everywhere, trees of depth 7 lost accuracy (docs/research/sampled.md). So the first levels remember
-nothing, and a level with twice the nodes remembers twice the batches.
+The mean must not reach back further than needed: boundaries that follow old shares overshoot, and return. With a
+mean over 100 batches everywhere, trees of depth 7 lost accuracy (docs/research/sampled.md). So the first levels
+remember nothing, and a level with twice the nodes remembers twice the batches.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from ._torch import in_backward, in_eager
 from .backends import paths
 from .sampling import running_sum
 
-_NODES = 16  # a level of at most that many nodes remembers no earlier batch; one of n nodes, n / 16 batches
+_NODES = 16  # a level of up to 16 nodes remembers no earlier batch; one of n nodes, n / 16 batches
 _LEAST = 1e-12  # added to a share: a node that sends all one way has a finite loss and gradient
 
 
@@ -35,8 +35,8 @@ def node_shares(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
 def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """How much each node of each path counts: (batch, paths, depth).
 
-    Its value is the path's weight. With soft walks, it has the gradient of the probability to reach the node: the
-    weight times the derivative of log P. A visited path alone counts as certain, without a gradient.
+    The value is the path's weight. With soft walks, it has the gradient of P, the chance of reaching the node:
+    the weight times the derivative of log P. A visited path alone counts as certain, without a gradient.
     """
     value = weight.unsqueeze(-1).expand_as(logits)
     if logits.shape[1] == 1:
@@ -53,7 +53,7 @@ def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor)
     if running is not None and in_eager() and in_backward():
         return running  # a recomputation by gradient checkpointing: the batch has been counted
     new = node_shares(logits.detach(), leaf, weight)
-    # A layer may have been reshaped, moved or converted since.
+    # The layer may be reshaped, moved or converted by now.
     running = torch.zeros_like(new) if running is None or running.shape != new.shape else running.to(new)
     part = _by_level(running, lambda level: torch.full_like(level[:, :1], min(1.0, _NODES / len(level))))
     # A NaN would never leave the mean, and an empty batch has no shares.
@@ -64,13 +64,13 @@ def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor)
 
 
 def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
-    """-(log a + log(1 - a)) / 2 of every node, a the share that goes right: (nodes,). scale: of its gradient.
+    """-(log a + log(1 - a)) / 2 of every node, a the share that goes right: (nodes,). `scale` scales the gradient.
 
-    The value is the running mean's, and its gradient the last batch's: over many batches, it is the gradient for all of
-    their samples. A node that no path has reached has the least value, log 2, and no gradient.
+    The value is the running mean's, the gradient the last batch's: over many batches, the gradient for all their
+    samples. A node that no path has reached has the least value, log 2, and no gradient.
     """
     batch = node_shares(logits, leaf, weight)
-    # All samples pass each level: its sum tells how much of the mean the batches so far make up.
+    # All samples pass each level: its sum is the fraction of the mean filled by batches so far.
     total = _by_level(running, lambda level: level.sum().expand(len(level), 1))
     mean = running / total.clamp(min=torch.finfo(running.dtype).tiny)
     sides = mean + scale * (batch - batch.detach()) + _LEAST
@@ -78,6 +78,6 @@ def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor, sc
 
 
 def _by_level(shares: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """The results of a function of the nodes of each level, in one tensor."""
+    """A function's results for the nodes of each level, in one tensor."""
     sizes = heap.level_sizes(heap.depth_of(len(shares) + 1))
     return torch.cat([function(level) for level in shares.split(sizes)]) if sizes else shares

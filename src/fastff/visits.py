@@ -1,8 +1,8 @@
-"""Soft training that sheds leaves: what a layer keeps of it, and what the losses on the tree make of that.
+"""Soft training that sheds leaves: the tensors that a layer keeps, and the losses on the tree computed from them.
 
-A sample visits the nodes that it reaches with enough probability (`functional.shed`). Of the others the logits are not
-known, so they do not count. What is known of every node that is visited: the logits z, and the probabilities `reach`
-with which its samples come. Rows with a reach of 0 are no visits. A `layer` is an FFF.
+A sample visits the nodes that it reaches with enough probability (`functional.shed`). The other nodes' logits are
+unknown, so they do not count. Each visit has a logit z, and the probability `reach` with which the sample reaches the
+node. Rows with a reach of 0 are not visits. A `layer` is an FFF.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from .tensors import Leaves
 
 
 def check_epsilon(epsilon: float, decision: str) -> float:
-    """The value as a float, if layers with this decision can shed leaves."""
+    """The value as a float; an error if this decision cannot shed leaves."""
     epsilon = check_probability("epsilon", epsilon)
     if epsilon and decision == "sampled":
         raise ValueError(
@@ -30,7 +30,7 @@ def check_epsilon(epsilon: float, decision: str) -> float:
 
 
 def shed(layer: Any, x: Tensor, leaves: Leaves, options: dict[str, Any]) -> Tensor:
-    """A layer's training pass with epsilon > 0. Leaves behind what the losses read."""
+    """A layer's training pass with epsilon > 0. Keeps the tensors that losses read."""
     epsilon = check_epsilon(layer.epsilon, layer.decision)
     straight_through = layer.decision == "straight_through"
     found = functional.shed(x, layer.tree, leaves, epsilon=epsilon, straight_through=straight_through, **options)
@@ -50,7 +50,7 @@ def visits(layer: Any, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def log_flow(logits: Tensor, reach: Tensor, node: Tensor, nodes: int) -> Tensor:
-    """The logarithm of the samples that reach each node and go left or right, -inf if none comes: (nodes, 2)."""
+    """The logarithm of the number of samples that go left and right at each node, -inf if none: (nodes, 2)."""
     counts = reach > 0
     sides = F.logsigmoid(torch.stack([-logits, logits], -1)) + torch.where(counts, reach, 1).log().unsqueeze(-1)
     sides = sides.masked_fill(~counts.unsqueeze(-1), -torch.inf)

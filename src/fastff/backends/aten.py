@@ -3,12 +3,12 @@
 Soft pass: the derivatives of the mixture and of the mixed sum are written by hand. With g_j = c_j dL/dc_j and S the sum
 of g over a subtree, dL/dz_v = sigmoid(-z_v) S_right - sigmoid(z_v) S_left: one sweep up the tree, no division,
 O(batch leaves) in time and memory. The mixed sum keeps the leaves' hidden layer and the mixture, not their product,
-which is as large as the hidden layer and cheap to compute again: a step needs about the memory of the dense layer's.
+which is as large as the hidden layer and cheap to recompute: a step needs about as much memory as the dense layer's.
 
 Hard pass: all logits in one product while the tree is small, then the samples of each leaf together, so that a leaf's
 weights are read once and not copied. Where copies are small, on a GPU and under a tracer, it gathers them instead. A
-layer that is small as a whole runs all of its leaves and masks those that were not reached: two products, no copies.
-(An infinity or NaN in an unvisited leaf then reaches the output.)
+layer that is small as a whole runs all leaves and masks the unvisited ones: two products, no copies. (An infinity or
+NaN in an unvisited leaf then reaches the output.)
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options:
 
 
 def leaf_hidden(x: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
-    # relu's derivative needs its output alone, so it may write over its input.
+    # relu's derivative needs only its output, so relu may overwrite its input.
     return reference.leaf_hidden(x, leaves, torch.relu_ if activation == "relu" else activation)
 
 
@@ -130,7 +130,7 @@ class _Mix(torch.autograd.Function):
             d_out_bias = weights.mT @ grad
         if need_hidden or need_weights:
             d_product = (grad @ out_weight.flatten(0, 1).mT).view(hidden.shape)  # (batch, leaves, l)
-            # New memory of this size costs a CPU more than the arithmetic: where nobody looks, write over the old.
+            # New memory of this size costs a CPU more than the arithmetic: reuse the old if nothing else reads it.
             in_place = in_eager() and not torch.is_grad_enabled() and not is_batched(grad)
             if need_weights:
                 d_weights = torch.mul(d_product, hidden, out=product if in_place else None).sum(-1)
@@ -141,10 +141,10 @@ class _Mix(torch.autograd.Function):
         return d_hidden, d_weights, d_out_weight, d_out_bias
 
 
-# Where one way becomes faster than the other, on 2 cores of a Xeon.
+# Where one method becomes faster than another, on 2 Xeon cores.
 _NODES_PER_LEVEL = 64  # up to here, the logits of all nodes in one product beat a gather of the visited rows
 _COPIED_PER_LEAF = 2**14  # weights: up to here, a gather of the leaves' weights beats a product for each leaf
-_MASKED_LEAVES, _MASKED = 32, 2**17  # leaves and leaf weights: a layer of no more runs them all
+_MASKED_LEAVES, _MASKED = 32, 2**17  # leaves and leaf weights: up to here, run all leaves
 _COPIED = 2**27  # weights copied at a time, to bound the memory
 
 
@@ -161,11 +161,11 @@ def hard(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation) -> tuple
 
 
 def _arrangement(x: Tensor, leaves: Leaves) -> str:
-    """How the leaves run: all of them, "masked"; a copy of one for each sample, "gathered"; or "grouped"."""
+    """How the leaves run: all of them, "masked"; one copied for each sample, "gathered"; or "grouped"."""
     weight = leaves.in_weight[0].numel() + leaves.out_weight[0].numel()
     if len(leaves.in_weight) <= _MASKED_LEAVES and leaves.in_weight.numel() + leaves.out_weight.numel() <= _MASKED:
         return "masked"
-    # Grouping reads the leaf numbers, which a tracer cannot and a GPU would have to stop for.
+    # Grouping reads the leaf numbers: a tracer cannot, and a GPU would have to synchronise.
     if not in_eager() or is_watched() or x.device.type != "cpu":
         return "gathered"
     batch = x.shape[0]
@@ -203,7 +203,7 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Te
 
 
 def masked(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation) -> Tensor:
-    """As `visit`, by all leaves at once: two dense products, and a mask between them."""
+    """As `visit`, for all leaves at once: two dense products, and a mask between."""
     wide = dequantize(leaves)
     hidden = leaf_hidden(x.to(wide.dtype), wide, activation)
     # Not `mix` of this file, which has no forward-mode derivative.
@@ -214,7 +214,7 @@ def _one_leaf(x: Tensor, j: int, leaves: Leaves, activation: Activation) -> Tens
     if leaves.is_int8:
         one = dequantize(Leaves._make(None if t is None else t[j : j + 1] for t in leaves))
         return _one_leaf(x.to(one.dtype), 0, one, activation).to(x.dtype)
-    # leaf_hidden on a slice of one leaf says the same in two lines, and takes 9 us more of 26 (Xeon, 768 -> 32 -> 768).
+    # leaf_hidden on a slice of one leaf does the same in two lines, and adds 9 us to 26 (Xeon, 768 -> 32 -> 768).
     pairs = input_pairs(leaves)
     hidden = apply(activation, *(F.linear(x, weight[j], None if bias is None else bias[j]) for weight, bias in pairs))
     if leaves.out_bias is None:

@@ -1,4 +1,4 @@
-"""How a backend is chosen: by name, or the fastest that can run the pass; and what happens when a kernel fails."""
+"""Choose a backend, by name or the fastest that can run the pass, and handle kernels that fail."""
 
 import threading
 import warnings
@@ -15,7 +15,7 @@ from .request import Request
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "aten": aten, "native": native, "triton": triton}
 _choice = "auto"
-AUTO = (globals(), "_choice", "auto")  # for direct.py: the entry that says that no backend was chosen by name
+AUTO = (globals(), "_choice", "auto")  # for direct.py: this entry means that no backend was chosen by name
 _Found = TypeVar("_Found")
 
 
@@ -48,7 +48,7 @@ def torch_backend() -> ModuleType:
 
 def choose(request: Request) -> tuple[ModuleType, str]:
     """The backend that runs a pass, and the reason."""
-    choice = _choice  # once: another thread may change it
+    choice = _choice  # read once: threads may change it
     if choice in ("reference", "aten"):
         return BACKENDS[choice], f"chosen by fastff.backend({choice!r})"
     if request.kind != "soft" and request.is_compiling:
@@ -66,9 +66,9 @@ def choose(request: Request) -> tuple[ModuleType, str]:
 
 
 def run(backend: ModuleType, request: Request) -> Any:
-    """The pass, by this backend. A Triton kernel that does not compile or launch is replaced by torch operations.
+    """Run the pass by this backend. Torch operations replace a Triton kernel that does not compile or launch.
 
-    That warns once for a layer of this size; it raises where triton was chosen by name.
+    A failure warns once for each size of layer; it raises if triton was chosen by name.
     """
     try:
         return getattr(backend, request.kind)(*request.arguments)
@@ -80,9 +80,9 @@ def run(backend: ModuleType, request: Request) -> Any:
 
 
 def attempt(part: str, kernels: Callable[[], _Found], by_torch: Callable[[], _Found], x: Tensor, y: Tensor) -> _Found:
-    """A part of sampled training by Triton's kernels; a failure of theirs is treated as in `run`.
+    """Run a part of sampled training by Triton's kernels; a failure is treated as in `run`.
 
-    x and y are what the part reads: their shapes tell one size from another.
+    The part reads x and y: their shapes tell one size from another.
     """
     size = len(x), part, x.shape[1:], x.dtype, x.device, y.shape
     if triton.failure(size):
@@ -117,7 +117,7 @@ class backend:
     """Choose the backend by name: for a `with` block, or without `with` until the next `fastff.backend(...)`.
 
     "auto" is the default. The choice holds for the process. Blocks may overlap, as in several threads: the newest open
-    block counts. A name that is not available here raises, and so does a pass that the backend cannot run.
+    block counts. An unavailable backend raises, and so does a pass that the backend cannot run.
     """
 
     def __init__(self, name: str) -> None:
@@ -125,7 +125,7 @@ class backend:
         self.name = name
         self._entered: list[_Choice] = []
         with _lock:
-            # Of calls that follow each other the newest counts. The one before it comes back if this one is a block.
+            # Of successive calls, the newest counts. The one before it comes back if this one is a block.
             while len(_choices) > 1 and not (_choices[-1].is_block or _choices[-2].is_block):
                 del _choices[-2]
             self._call = _Choice(name)
@@ -142,7 +142,7 @@ class backend:
         with _lock:
             first = _choices.index(self._entered.pop())
             last = first + 1
-            while last < len(_choices) and not _choices[last].is_block:  # calls within this block end with it
+            while last < len(_choices) and not _choices[last].is_block:  # calls in this block end with it
                 last += 1
             _set(_choices[:first] + _choices[last:])
 

@@ -1,10 +1,10 @@
-"""The hard pass on a CPU in C++ (csrc/), loaded with ctypes: AVX-512, AVX2 or plain code, as the processor has it.
+"""The hard pass on a CPU in C++ (csrc/), loaded with ctypes: AVX-512, AVX2 or plain code, as the CPU allows.
 
 A few rows descend the tree together; the batch is then sorted by leaf, and each leaf reads its weights once for all of
 its rows. Threads, which are torch's own, share a single row if its leaf is large. Weights are read where torch keeps
-them, in float32 or bfloat16, in leaves also int8; every sum is a float32 one. A neuron that is 0, as half of them are
-behind relu, has its output weights left unread where few rows share a leaf (an infinite or NaN weight there has no
-effect). Nothing here is differentiable; visited.py adds the gradient.
+them, in float32 or bfloat16, in leaves also int8; all sums are float32. Where few rows share a leaf, the output weights
+of neurons that are 0, as half of them are after relu, are not read (an infinite or NaN weight there has no effect).
+Nothing here is differentiable; visited.py adds the gradient.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from .._torch import empty_strided_cpu
 from ..activations import Activation
 from ..tensors import Leaves, Tree, alias
 from ..validate import check_layer
-from . import __path__ as _folders  # an editable install keeps the library in another folder than the sources
+from . import __path__ as _folders  # an editable install keeps the library outside the sources' folder
 from . import direct
 from .plan import LayerPlan
 from .request import Kind, Request
@@ -38,7 +38,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width", "leaves")
 _call = struct.Struct("=QQQQqq").pack  # csrc/fastff.h: struct Call
 _threads = torch.get_num_threads
-_ROWS = 2**31  # from here on the kernels cannot count them
+_ROWS = 2**31  # rows: the kernels count fewer than this
 HAS_GRADIENT = False
 _NO_TREE, _NO_LEAVES = (None,) * len(Tree._fields), (None,) * len(Leaves._fields)
 
@@ -55,7 +55,7 @@ class _Layer(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
-    """The library, loaded on first use; or why there is none."""
+    """The library, loaded on first use; or why it is missing."""
     found = [path for folder in _folders if (path := Path(folder, "libfastff_native.so")).exists()]
     if not found:
         return "not built: fastff was installed without a C++ compiler; install one, then fastff again"
@@ -73,12 +73,12 @@ def library() -> ctypes.CDLL | str:
 
 
 def _openmp() -> int | None:
-    """The address of torch's own GOMP_parallel: a second pool of threads would fight with torch's for the cores."""
+    """The address of torch's own GOMP_parallel: a second thread pool would compete with torch's for the cores."""
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
         if path.exists():
             try:
-                # A symbol is looked up in what the library depends on, too.
+                # A symbol is also looked up in the library's dependencies.
                 return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p).value
             except (OSError, AttributeError):
                 return None
@@ -86,7 +86,7 @@ def _openmp() -> int | None:
 
 
 def status() -> str:
-    """The instruction set in use: "avx512", "avx2" or "portable"; or why the library is not there."""
+    """The instruction set in use: "avx512", "avx2" or "portable"; or why the library is missing."""
     lib = library()
     return lib if isinstance(lib, str) else lib.fastff_isa().decode()
 
@@ -96,7 +96,7 @@ def why_not(request: Request) -> str:
         return "only has the hard pass"
     if isinstance(lib := library(), str):
         return lib
-    # The sizes last: a tracer's are symbols, which a comparison would fix.
+    # Sizes last: a tracer's are symbols, which a comparison would fix.
     reason = request.why_no_kernel("cpu", tuple(_DTYPES))
     return reason or ("counts rows in 32 bits" if len(request.x) >= _ROWS else "")
 
@@ -141,7 +141,7 @@ class Plan(LayerPlan):
         self._hard, self._route, self._visit = lib.fastff_hard, lib.fastff_route, lib.fastff_visit
 
     def run(self, x: Tensor, weights: Sequence[Tensor] = ()) -> Tensor | None:
-        batch, storage = x.shape[0], x.untyped_storage()  # which is alive until the call is over
+        batch, storage = x.shape[0], x.untyped_storage()  # kept alive until the call ends
         if batch >= _ROWS:
             return None
         y = empty_strided_cpu((batch, self.out_features), self._strides, self.dtype)
@@ -181,7 +181,7 @@ class Plan(LayerPlan):
         return y
 
     def rows(self, x: Tensor) -> Tensor:
-        """x (batch, in) as the kernels read it, row after row; or an error."""
+        """x (batch, in) as the kernels read it, row by row; or an error."""
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype is not self.dtype or not x.is_cpu:
             wanted = f"{self.dtype} rows of {self.in_features} on the CPU"
             raise ValueError(f"the native backend was given weights for {wanted}; got {x.dtype} {tuple(x.shape)}.")
@@ -189,7 +189,7 @@ class Plan(LayerPlan):
 
     def _launch(self, function: Any, x: Tensor, leaf: Tensor, y: Tensor | None) -> Any:
         """Call a kernel, as `run` does."""
-        batch, storage = len(x), x.untyped_storage()  # which is alive until the call is over
+        batch, storage = len(x), x.untyped_storage()  # kept alive until the call ends
         start = self._start(x, storage, batch)
         to = 0 if y is None else y.data_ptr()
         return function(_call(self._address, start, leaf.data_ptr(), to, batch, _threads()))

@@ -1,8 +1,8 @@
 """The hard pass as registered operations, for torch.compile, which cannot look into compiled kernels.
 
 The backend is chosen when an operation runs. The hard pass keeps its plan from call to call, as in a layer.
-The operations have no derivative: where one is needed, the compiler gets the plain operations of `aten`. So does an
-export, which must run where fastff is not installed.
+The operations have no derivative: if one is needed, the compiler gets the plain operations of `aten`. So does an
+export, which must run without fastff.
 """
 
 import functools
@@ -59,7 +59,7 @@ def _hard(
 
 
 def _planned(x: Tensor, leaves: Tensor, parameters: tuple[Tensor | None, ...], activation: str) -> Tensor | None:
-    """The hard pass by a plan that is kept from call to call, as a layer keeps its own; None if that cannot."""
+    """The hard pass by a plan that is kept from call to call, as in a layer; None if the plan cannot run it."""
     if x.dim() != 2 or type(leaves) not in (Tensor, torch.nn.Parameter) or leaves.layout is not torch.strided:
         return None
     address = leaves.data_ptr()
@@ -72,7 +72,7 @@ def _planned(x: Tensor, leaves: Tensor, parameters: tuple[Tensor | None, ...], a
 
 
 _MOST_PLANS = 1024
-_plans: dict[int, PlanCache] = {}  # by the address of the leaves: an operation knows no layer
+_plans: dict[int, PlanCache] = {}  # by the leaves' address: an operation knows no layer
 _NAMES = (*TREE_PARAMETERS, *LEAF_PARAMETERS)
 
 
@@ -140,11 +140,11 @@ def _check_no_gradient(x: Tensor, leaves: Sequence[Tensor | None]) -> None:
 
 
 def _own_library() -> torch.library.Library:
-    """A library for the operations. One from an earlier import of this module gives its names back first."""
+    """A library for the operations. First frees the names held by an earlier import of this module."""
     if (old := getattr(torch.ops.fastff, "_library", None)) is not None:
         old._destroy()
     found = torch.library.Library("fastff", "FRAGMENT")
-    torch.ops.fastff._library = found  # type: ignore[attr-defined]  # kept where no reload forgets it
+    torch.ops.fastff._library = found  # type: ignore[attr-defined]  # survives reloads
     return found
 
 
@@ -174,7 +174,7 @@ path_outer = _register("path_outer", triton_paths.path_outer)
 
 
 def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An output without numbers, for a compiler; or an error where a meta tensor is among real ones."""
+    """An output without values, for a compiler; an error if the tensors are on different devices."""
     for tensor in others:
         if isinstance(tensor, Tensor) and tensor.device != x.device:
             raise ValueError(f"x is on {x.device}, another tensor on {tensor.device}. Move one of them.")

@@ -1,7 +1,7 @@
 """Paths through the tree, one node per level: where a walk goes, and the logits on the way with their gradient.
 
-Nothing here has the size (batch, nodes), unless that is less than the input's. For linear nodes, the derivative of the
-logits on paths is written by hand: autograd's own would fill a tensor of all nodes for each level.
+Nothing here has the size (batch, nodes), unless that is less than the input's size. For linear nodes, the derivative of
+the logits on paths is written by hand: autograd would fill a tensor of all nodes for each level.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from ..tensors import SampledOptions, Tree, at_least_float32
 from . import reference, triton_training
 from .segments import scatter_rows
 
-# Nodes for each that a sample passes. With all logits, a step takes 0.4 to 1.1 times as long at up to 8 of them, 0.6 to
-# 1.2 times at 16, and 0.9 to 1.4 times at 28 (one thread of an EPYC, 64 to 2048 features, batches of 256 and 2048).
+# Nodes per node that a sample passes. With all logits, a step takes 0.4 to 1.1 times as long at up to 8, 0.6 to 1.2
+# times at 16, and 0.9 to 1.4 times at 28 (one thread of an EPYC, 64 to 2048 features, batches of 256 and 2048).
 _FEW = 16
 
 
@@ -34,10 +34,10 @@ def turns(leaf: Tensor, depth: int) -> Tensor:
 
 
 class Nodes:
-    """The logits of the nodes for a batch, times the temperature: of all nodes if these are few, or of those on a path.
+    """The logits of nodes for a batch, times the temperature: of all nodes if these are few, else of those on a path.
 
-    They are few if two numbers for each take no more memory than x, and one product with all nodes no more time than
-    the rows of weights on the paths.
+    They are few if two numbers for each take no more memory than x, and a product with all nodes no more time than
+    the rows of weights on the paths; see are_few.
     """
 
     def __init__(self, x: Tensor, tree: Tree, activation: Activation, options: SampledOptions) -> None:
@@ -79,7 +79,7 @@ def descend(
     threshold: Tensor | None = None,
     swap: Tensor | None = None,
 ) -> Tensor:
-    """The leaf that a walk from `node` (batch,) reaches: (batch,) int64. A node may be a leaf, after all nodes.
+    """The leaf that a walk from `node` (batch,) reaches: (batch,) int64. Leaves are numbered after nodes here.
 
     A walk goes right where the logit is at least `threshold` (batch, depth), by default 0. Where `swap` (batch, depth)
     is True, the node's children are swapped.
@@ -109,7 +109,7 @@ def _walk(
         if swap is not None:
             logit = torch.where(swap[:, m], -logit, logit)
         right = logit >= (0 if threshold is None else threshold[:, m])  # a NaN goes left
-        # A walk that starts further down waits for its level.
+        # A walk that starts lower waits for its level.
         node = torch.where(node < heap.level(m).stop, 2 * node + 1 + right, node)
     return node - count
 
@@ -143,7 +143,7 @@ def node_logit(x: Tensor, node: Tensor, tree: Tree, activation: Activation) -> T
 
 
 def node_sums(values: Tensor, leaf: Tensor) -> Tensor:
-    """Numbers (batch, depth, c) along the path to each leaf, added up at each node: (nodes, c)."""
+    """Values (batch, depth, c) along the path to each leaf, summed at each node: (nodes, c)."""
     depth = values.shape[1]
     if depth and triton_training.takes("identity", values):
         from . import triton_paths

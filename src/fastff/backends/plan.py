@@ -1,4 +1,4 @@
-"""What a backend keeps of a layer from call to call: where its weights lie, and how they are read."""
+"""A backend's record of a layer between calls: where its weights lie, and how to read them."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,19 +19,18 @@ _data_ptr, _storage, _nbytes = Tensor.data_ptr, Tensor.untyped_storage, torch.Un
 class LayerPlan:
     """A layer as kernels see it: pointers and sizes, read once. Subclasses run it.
 
-    It describes the memory in which the weights lay when it was made, and keeps that memory alive: whoever replaces
-    `parameter.data` meanwhile, in this thread or in another, changes the next call and not this one. A plan that is
-    kept from call to call lets go of the memory in between; `hold` and `reads` say whether it still describes the
-    weights.
+    A plan describes the weights' memory at the time it was made, and keeps that memory alive: replacing
+    `parameter.data` meanwhile, in any thread, changes the next call and not this one. A plan that is kept between calls
+    releases the memory in between; `hold` and `reads` say whether it still describes the weights.
     """
 
     backend: ClassVar[str]  # its name
-    # Whether an input, and whether the weights, have the form for which this test was made, by `_torch.alike_test`.
+    # Tests, from `_torch.alike_test`, whether an input and the weights still have the form that they had.
     suits: Callable[..., bool] = staticmethod(never)
     alike: Callable[..., bool] = staticmethod(never)
     calls: int  # of inputs of this form
     # For plan_cache.py: the names of a layer's parameters, first the `count` that it has, then those that are None; and
-    # what gets them by name.
+    # a getter by name.
     names: tuple[str, ...]
     count: int
     read: Callable[[Any], tuple[Any, ...]]
@@ -51,7 +50,7 @@ class LayerPlan:
         self._bytes = [*map(_nbytes, self._memory)]
 
     def run(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor | None:
-        """The hard pass of x (batch, in), contiguous, by weights that are held; or None, if this is no case for it."""
+        """The hard pass of contiguous x (batch, in), by weights that are held; None if the plan cannot run it."""
         raise NotImplementedError
 
     def direct(self, x: Tensor, weights: Sequence[Tensor]) -> Direct | None:
@@ -59,35 +58,35 @@ class LayerPlan:
         return None
 
     def let_go(self) -> "LayerPlan":
-        """Keep the memory of the weights alive no longer. A caller holds it for each call."""
+        """Release the memory of the weights. A caller then holds it for each call."""
         self._memory = None
         return self
 
     def hold(self, weights: Sequence[Tensor]) -> list[Any] | None:
-        """The memory of these weights, alive for as long as the list is; None if they have moved."""
+        """The memory of these weights, alive as long as the list; None if they have moved."""
         held: list[Any] = [reference() for reference in self._references]
-        # Memory that is held is not given to another tensor, so the same address is the same storage.
+        # Held memory is not given to another tensor, so the same address is the same storage.
         if [*map(_data_ptr, weights)] != self._pointers:
             return None
         try:
             return held if [*map(_nbytes, held)] == self._bytes else None
-        except TypeError:  # one is None: it was freed, and another storage lies at its address
+        except TypeError:  # one is None: it was freed, and another storage has its address
             return None
 
     def reads(self, weights: Sequence[Tensor]) -> bool:
-        """Whether the memory of these weights has the meaning that it had then."""
+        """Whether the memory of these weights is to be read as before."""
         return _layout(weights) == self._layout
 
     def _start(self, x: Tensor, storage: torch.UntypedStorage, batch: int) -> int:
-        """The address of x (batch, in), which lies inside its storage; or an error. The caller holds the storage."""
+        """The address of x (batch, in); raises if x is not inside its storage. The caller holds the storage."""
         start, base = x.data_ptr(), storage.data_ptr()
         if not base <= start <= base + storage.nbytes() - batch * self._row:
             check_allocated("x", x)
-            if batch:  # an empty one may lie anywhere
+            if batch:  # an empty x may lie anywhere
                 raise RuntimeError("x was changed by another thread while the layer read it.")
         return start
 
 
 def _layout(weights: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """All that says how to read a tensor's memory."""
+    """How to read the memory of each tensor."""
     return [(t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in weights]

@@ -1,8 +1,8 @@
-"""The hard pass of one layer, without asking again what was answered before.
+"""The hard pass of one layer, without repeating the checks of earlier calls.
 
-A single sample takes the kernels a few microseconds. The general way through `functional` takes several times as long
-to find them. So a layer keeps the plan of its parameters here for as long as they stay where they are: on a CPU
-native's, on a GPU triton's.
+The kernels take a few microseconds for a single sample. The general way through `functional` takes several times as
+long to find them. So a layer keeps a plan of its parameters here while they stay in place: native's on a CPU, triton's
+on a GPU.
 """
 
 from collections.abc import Mapping
@@ -33,19 +33,19 @@ _MAKERS: dict[str, tuple[ModuleType, type[LayerPlan]]] = {
 
 
 class PlanCache:
-    """Runs a layer by its plan, and returns None for what is not plain; `functional.hard` then does the work.
+    """Runs a layer by its plan. Returns None where it cannot; `functional.hard` then does the work.
 
-    That is: gradients, autocast, a tracer, another device, dtype or shape, or any chosen backend but the plan's.
+    It cannot with gradients, autocast, a tracer, another device, dtype or shape, or another chosen backend.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self.plan: LayerPlan | None = None
-        self.direct: Direct | None = None  # the same for inputs like the last, if it answers
+        self.direct: Direct | None = None  # a faster way for inputs like the last one
 
     def hard(self, x: Tensor, parameters: Mapping[str, Tensor | None], activation: Activation) -> Tensor | None:
         """The hard pass of x by the parameters of an FFF layer, given by name; or None."""
-        direct = self.direct  # once: another thread may take it away
+        direct = self.direct  # read once: threads may change it
         if direct is not None and (y := direct(x, parameters, activation)) is not None:
             return y
         if _is_grad_enabled() or type(x) is not Tensor or x.is_nested:
@@ -64,7 +64,7 @@ class PlanCache:
             return None
         if not plan.suits(x):
             form = plan.device, plan.dtype, plan.in_features
-            # Another thread may change a tensor before the test is made. So it is made of a copy that was asked, too.
+            # Another thread may change x before the test is made. So the test is made from a copy, also checked.
             if not _is_simple(x, *form) or not _is_simple(copy := frozen(x)[0], *form):
                 if not is_plain(*weights) or not plan.reads(weights):  # the layer was converted or moved, too
                     self.plan = None
@@ -77,7 +77,7 @@ class PlanCache:
                 self.plan = None
                 return None
             plan.alike, plan.calls, self.direct = alike_test(None, copies), 0, None
-        held = plan.hold(weights)  # until this call is over
+        held = plan.hold(weights)  # until this call ends
         if activation != plan.activation or held is None:
             self.plan = None
             return None
@@ -91,7 +91,7 @@ class PlanCache:
         return None if y is None else y.view(*x.shape[:-1], plan.out_features)
 
     def _make(self, x: Any, parameters: Mapping[str, Any], activation: Activation) -> LayerPlan | None:
-        """A plan for these parameters, if this is a case for one. What does not fit, `functional.hard` refuses."""
+        """A plan for these parameters, if they can have one. `functional.hard` refuses those that do not fit."""
         tensors = [parameters.get(name, self) for name in _NAMES]  # self: a parametrization has it
         weight, present = tensors[0], [t for t in tensors if t is not None]
         if not self.enabled or not isinstance(activation, str) or not is_plain(*present):
@@ -105,7 +105,7 @@ class PlanCache:
         if backend.why_not(Request.make("hard", x.view(-1, x.shape[-1]), tree, leaves, activation)):
             return None
         plan = make(tree, leaves, activation).let_go()
-        # Kept with the plan, so that a thread that replaces it cannot mix them.
+        # Kept in the plan, so that a thread that replaces it cannot mix plans.
         missing = [name for name, t in zip(_NAMES, tensors, strict=True) if t is None]
         plan.names, plan.count = (*(name for name in _NAMES if name not in missing), *missing), len(present)
         plan.read = itemgetter(*plan.names)

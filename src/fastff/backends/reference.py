@@ -27,7 +27,7 @@ def describe(request: Request) -> str:
 
 
 def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions) -> Soft:
-    """The soft pass: every leaf, weighted by the decisions on the way to it."""
+    """The soft pass: every leaf, weighted by the decisions on its path."""
     logits = node_logits(x, tree, activation) * options.temperature  # (batch, nodes)
     weights = mixture(transpose(logits, options.transposition), options.straight_through)  # (batch, leaves)
     hidden = leaf_hidden(x, leaves, activation)  # (batch, leaves, l)
@@ -38,8 +38,8 @@ def soft(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options:
 def shed(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions, epsilon: float) -> Shed:
     """The soft pass without the leaves whose weight is below `epsilon` times the even share, 2**-depth.
 
-    The other weights are scaled to sum to 1. A branch weight is at most 1, so no leaf below a node with less than that
-    is kept, and the likeliest leaf always is.
+    The other weights are scaled to sum to 1. Branch weights are at most 1, so no leaf below a node under this limit is
+    kept. The likeliest leaf always is.
     """
     logits = node_logits(x, tree, activation) * options.temperature  # (batch, nodes)
     swapped = transpose(logits, options.transposition)
@@ -76,7 +76,7 @@ def branches(logits: Tensor) -> Tensor:
 
 
 def mixture(logits: Tensor, straight_through: bool = False) -> Tensor:
-    """The weight of every leaf, the product of the branch weights on the way to it: (batch, leaves).
+    """The weight of every leaf, the product of the branch weights on its path: (batch, leaves).
 
     Straight-through: the value is 1 for the leaf of the hard pass and 0 elsewhere; the gradient is the soft weights'.
     """

@@ -18,7 +18,7 @@ Kind = Literal["soft", "hard", "route", "visit"]
 
 
 class Request(NamedTuple):
-    """One pass: its tensors, and what torch does while it runs."""
+    """One pass: its tensors, and the state of torch as it runs."""
 
     kind: Kind
     x: Tensor  # (batch, in), in the dtype in which the pass runs
@@ -28,9 +28,9 @@ class Request(NamedTuple):
     leaf: Tensor | None  # visit: the leaf of each sample
     options: SoftOptions  # soft
     is_compiling: bool
-    # Not asked for the soft pass, which is made of operations that have a gradient:
+    # Not set for the soft pass, whose operations all have a gradient:
     weights: list[Tensor]  # the parameters
-    is_plain: bool  # compiled code may read the tensors: they hold their numbers, and nobody traces
+    is_plain: bool  # compiled code may read the tensors: they hold values, and nothing traces
     needs_grad: bool  # of x or the leaves
 
     @classmethod
@@ -80,7 +80,7 @@ class Request(NamedTuple):
         )
 
     def why_no_kernel(self, device: str, dtypes: tuple[torch.dtype, ...]) -> str:
-        """Why compiled kernels for a device ("cpu", "cuda") and these dtypes cannot run this; empty if they can."""
+        """Why kernels for a device ("cpu", "cuda") and these dtypes cannot run this pass; empty if they can."""
         x = self.x
         if x.device.type != device:
             return f"needs a {device.upper()} tensor; got device {x.device}"
@@ -94,7 +94,7 @@ class Request(NamedTuple):
             return ""
         if not self.is_plain:
             return "runs on plain tensors, under no tracer and no forward-mode derivative"
-        dtypes = (x.dtype, torch.int8)  # int8: leaves, which have been checked
+        dtypes = (x.dtype, torch.int8)  # int8: leaves, already checked
         if any(t.device != x.device or t.dtype not in dtypes or not t.is_contiguous() for t in self.weights):
             return "needs contiguous parameters of the input's device and dtype"
         if any(t.is_neg() for t in self.weights):
@@ -103,7 +103,7 @@ class Request(NamedTuple):
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what is computed from these."""
+    """Whether autograd records operations on these."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 

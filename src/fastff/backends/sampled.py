@@ -1,4 +1,4 @@
-"""The sampled pass: training at the cost of inference. Each sample visits one leaf, and a few alternatives in backward.
+"""The sampled pass: training at the cost of inference. Each sample runs one leaf, and tries a few alternatives.
 
 The output is the visited leaf's, L_r(x), as in evaluation. The visited leaf learns from it, exactly as with
 straight-through decisions. The tree learns from alternatives: the sample leaves its path at one level (sampling.py),
@@ -17,9 +17,9 @@ with w = 1 - c_r.)
 Each of several alternatives is also a baseline for the others. Let S_i = w log c_a be the score of alternative i, and
 E_i the expectation of its gradient, which the levels alone give in closed form. The draws are independent, so that
 <g, L_j - L_r> (dS_i - E_i) has mean 0 for i != j. Its mean over i is subtracted from the estimate of j, which is then
-compared with the other alternatives, and not with the visited leaf: that one is far better than all of them.
+compared with the other alternatives, not with the visited leaf, which is far better than all of them.
 "even" is biased: its expectation is the sum over the path of the gradients of p_v L_right + (1 - p_v) L_left, as if the
-sample reached each of its nodes for certain, and both subtrees were hard.
+sample were certain to reach each of its nodes, and both subtrees were hard.
 
 x gets the gradient of the visited leaf and the gradient through the logits. A step costs 1 + alternatives leaves and
 about (2 + alternatives) * depth nodes per sample, and no activations that grow with 2**depth.
@@ -43,7 +43,7 @@ from .request import Request, needs_grad
 
 
 def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SampledOptions) -> Sampled:
-    """The output and, for the losses, paths of each sample. Alternatives are drawn if the tree or x learns."""
+    """The output and, for the losses, each sample's paths. Alternatives are drawn if the tree or x learns."""
     depth = heap.depth_of(len(tree.weight) + 1)
     swap = _swaps(x, depth, options.transposition)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
             rows = x.repeat(len(walks), 1) if len(walks) > 1 else x
             others = at_owner(rows, other, leaves, outputs).unflatten(0, (len(walks), len(x)))
         y = _Credit.apply(y, torch.stack(scores), others, other)  # type: ignore[no-untyped-call]
-        # _Credit gives a view, which torch lets nobody change in place: a ReLU(inplace=True) may follow.
+        # _Credit returns a view, which must not change in place: a ReLU(inplace=True) may follow.
         y = y.clone()
     rest = torch.stack([walk.weight for walk in soft], 1) if soft else logits.new_zeros(len(x), 0)
     weights = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
@@ -93,8 +93,8 @@ class _Walk(NamedTuple):
     level: Tensor  # (batch,): where it leaves the visited path
     weight: Tensor  # (batch,): of the draw
     leaf: Tensor  # (batch,): where it ends
-    logits: Tensor | None  # (batch, depth): on the way, if it is soft
-    swap: Tensor | None  # (batch, depth): the nodes on the way whose children were swapped
+    logits: Tensor | None  # (batch, depth): on a soft walk's path
+    swap: Tensor | None  # (batch, depth): the nodes on the path with swapped children
 
 
 def _walk(
@@ -111,7 +111,7 @@ def _walk(
         like = torch.empty(len(leaf), depth, dtype=weight.dtype, device=leaf.device)
         end = nodes.descend(other, thresholds(like), own)
         if own is not None and swap is not None:
-            shared = torch.arange(depth, device=leaf.device) <= level.unsqueeze(1)  # the way that both have in common
+            shared = torch.arange(depth, device=leaf.device) <= level.unsqueeze(1)  # the part that both paths share
             own = torch.where(shared, swap, own)
     return _Walk(level, weight, end, nodes.logits_to(end), own)
 
@@ -155,8 +155,8 @@ class _Credit(torch.autograd.Function):
         ctx.dtype = score.dtype
         if in_eager():
             return y.view_as(y)
-        # No output of forward depends on the draws. A compiler (torch 2.13) would draw in forward and again, otherwise,
-        # in backward. Leaves are never negative: the same output, which seems to depend on them.
+        # No output of forward depends on the draws, so a compiler (torch 2.13) would draw again, differently, in
+        # backward. Leaves are never negative: the output stays the same, but seems to depend on them.
         return torch.where((other[: len(y)] >= 0).unsqueeze(-1), y, 0)
 
     @staticmethod
@@ -182,7 +182,7 @@ def _swaps(x: Tensor, depth: int, transposition: float) -> Tensor | None:
 def _route(x: Tensor, tree: Tree, activation: Activation, swap: Tensor | None) -> Tensor:
     request = Request.make("route", x, tree, None, activation)
     backend, _ = choose(request)
-    if swap is None and backend is not aten:  # which would compute all logits of a small tree
+    if swap is None and backend is not aten:  # aten would compute all logits of a small tree
         return run(backend, request)
     start = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     return paths.descend(x, tree, activation, start, swap=swap)

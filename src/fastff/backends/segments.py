@@ -1,14 +1,14 @@
-"""One leaf per sample, with gradients: the rows of a leaf lie together, and each leaf that is visited is read once.
+"""One leaf per sample, with gradients: a leaf's rows lie together, and each visited leaf is read once.
 
     product(rows, weight, leaf)[b] = rows[b] @ weight[leaf[b]]                    (batch, b)
     outer(first, second, leaf)[j]  = sum over b with leaf[b] = j of first[b]^T second[b]     (leaves, a, b)
 
 `leaf` is sorted. The two are each other's derivatives, and all that a leaf needs: nothing has the size (batch, leaves),
-and leaves that no sample visited are not touched. A gradient is dense, or sparse over the leaves (COO, as
-nn.Embedding(sparse=True) has it): then it has the size of the visited leaves alone.
+and unvisited leaves are not touched. A gradient is dense, or sparse over the leaves (COO, as in
+nn.Embedding(sparse=True)): then it has the size of the visited leaves only.
 
-Each leaf is one call of torch.mm, which reads its rows and weights where they are. A compiler sees each loop as one
-registered operation (ops.py): the number of rows of a leaf is no size that it could know.
+Each leaf is one call of torch.mm, which reads rows and weights in place. A compiler sees each loop as one registered
+operation (ops.py), since it cannot know the number of rows of a leaf.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def outer(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -> Tensor:
 
 
 def outer_of_visited(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -> Tensor:
-    """As `outer`, as a sparse tensor of the leaves that have a row."""
+    """`outer` as a sparse tensor of the leaves that have rows."""
     used, counts = _counts(leaf)
     values = first.new_empty(len(used), first.shape[1], second.shape[1])
     _outer_into(first, second, range(len(used)), counts, values)
@@ -73,7 +73,7 @@ def outer_of_visited(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -
 def scatter_rows(
     like: Tensor, index: Tensor, rows: Callable[[int], Tensor], dtype: torch.dtype, sparse: bool = False
 ) -> Tensor:
-    """Rows added up in a tensor like `like`, at index (batch, k): rows(m) belongs to index[:, m]. Sums are `dtype`."""
+    """Rows summed in a tensor like `like`, at index (batch, k): rows(m) belongs to index[:, m]. Sums are `dtype`."""
     used, at = index.unique(return_inverse=True) if sparse else (None, index)
     total = torch.zeros(len(like if used is None else used), *like.shape[1:], dtype=dtype, device=like.device)
     for m, column in enumerate(at.unbind(1)):
@@ -88,7 +88,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, tran
 
 
 def refuse_second_derivative(of: str = 'decision="sampled"', instead: str = 'decision="straight_through"') -> None:
-    """Raise in a backward pass of create_graph=True, if nothing records the operations of that pass."""
+    """Raise in a backward pass with create_graph=True, if nothing records that pass's operations."""
     if in_eager() and torch.is_grad_enabled():
         raise RuntimeError(f"{of} has no second derivative. Use {instead}, or no create_graph=True.")
 
@@ -133,7 +133,7 @@ def _outer(first: Tensor, second: Tensor, leaf: Tensor, leaves: int) -> Tensor:
 
 
 def _counts(leaf: Tensor) -> tuple[Tensor, list[int]]:
-    """The leaves that have rows, and how many."""
+    """The leaves with rows, and how many rows."""
     used, counts = leaf.unique_consecutive(return_counts=True)
     return used, counts.tolist()
 

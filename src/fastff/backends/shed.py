@@ -1,11 +1,11 @@
-"""The soft pass that sheds leaves, as `reference.shed`, by a walk from the root that never enters what it sheds.
+"""The soft pass that sheds leaves, as `reference.shed`, by a walk from the root that never enters shed subtrees.
 
-Level by level, each sample has a few nodes that it reaches with at least epsilon * 2**-depth. A child that gets less is
-left out, with all that is below it. At the bottom, pairs (sample, leaf) remain, a row each: sorted by leaf, they are
-products of segments, as in the sampled pass. Where most pairs remain, running all leaves is cheaper, and then the pass
-does that.
+On each level, a sample has a few nodes that it reaches with at least epsilon * 2**-depth. A child that gets less is
+left out, with its whole subtree. At the bottom, pairs (sample, leaf) remain, one row each: sorted by leaf, they are
+products of segments, as in the sampled pass. If most pairs remain, running all leaves is cheaper, and the pass does
+that.
 
-Where few pairs remain, no tensor has the size (batch, leaves) or (batch, nodes): the paths alone cost something.
+If few pairs remain, no tensor has the size (batch, leaves) or (batch, nodes): only the paths cost time and memory.
 """
 
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ from ..tensors import Leaves, Shed, SoftOptions, Tree, at_least_float32
 from . import aten, paths, reference, segments
 from .reference import input_pairs
 
-# For a level of up to this many nodes per visit of a sample, all logits in one product are cheaper than a gather of one
-# row of weights for each visit (as in aten.py).
+# For a level of up to this many nodes per visit of a sample, all logits in one product are cheaper than gathering a row
+# of weights per visit (as in aten.py).
 _NODES_PER_VISIT = 64
 _TOP = 7  # levels of no more nodes than that
 
@@ -48,8 +48,8 @@ def is_dense(pairs: int, batch: int, leaves: Leaves) -> bool:
     return pairs * (1 + _ROW / width) >= batch * count
 
 
-# The work of a pair besides its products, in neurons of its leaf: it gathers its inputs and adds up its outputs. Leaves
-# of 4 to 128 neurons and 64 to 768 features cross over at 40 to 100 (EPYC, one thread).
+# A pair's work besides its products, in neurons of its leaf: gathering inputs and summing outputs. Leaves of 4 to 128
+# neurons and 64 to 768 features cross over at 40 to 100 (EPYC, one thread).
 _ROW = 80
 
 
@@ -57,7 +57,7 @@ _ROW = 80
 def describe(
     x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SoftOptions, epsilon: float
 ) -> str:
-    """What the pass does with this batch, whose leaves it counts."""
+    """How the pass runs this batch. Counts the batch's leaves."""
     pairs, batch, count = len(soft_walk(x, tree, activation, options, epsilon).leaf), len(x), len(leaves.in_weight)
     how = "few enough to run leaf by leaf"
     if is_dense(pairs, batch, leaves):
@@ -104,7 +104,7 @@ class _Levels:
         self.x, self.activation = x, activation
         depth = heap.depth_of(len(tree.weight) + 1)
         self.top = min(depth, _TOP)
-        # Split, not sliced: the derivative of slices would fill and add a tensor of all nodes for each.
+        # Split, not sliced: each slice's derivative would fill and add a tensor of all nodes.
         sizes = [heap.num_nodes(self.top), *heap.level_sizes(depth)[self.top :]]
         parts = [[None] * len(sizes) if t is None else t.split(sizes) for t in tree]
         first, *self.below = (Tree._make(part) for part in zip(*parts, strict=True))
@@ -150,7 +150,7 @@ def _some_leaves(
 
 
 class _Rows(torch.autograd.Function):
-    """The rows of these samples. A sample's gradients are added up in float32 at least."""
+    """The rows of these samples. A sample's gradients are summed in float32 at least."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sample: Tensor) -> Tensor:

@@ -45,9 +45,9 @@ def _gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     """The gradients of x and of the leaves' tensors."""
     x, leaf, *leaves = ctx.saved_tensors
     tensors = [x, *leaves]
-    again = torch.is_grad_enabled()  # a derivative of this derivative is wanted
+    again = torch.is_grad_enabled()  # a second derivative is wanted
     with torch.enable_grad():
-        # A view of each, so that the gradient of one does not reach another from which it was computed.
+        # A view of each, so that one's gradient does not reach another from which it was computed.
         own = [
             None if t is None else t.view_as(t) if again else t.detach().requires_grad_(t.requires_grad)
             for t in tensors

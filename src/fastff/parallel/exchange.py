@@ -2,7 +2,7 @@
 
 Each rank holds the same number of leaves, in order: leaf j is on rank j // own. One call of `at_owner` makes four
 all-to-alls: the number of rows, the leaves' numbers, the rows, and the outputs. Backward makes one for the outputs'
-gradient and, if the rows need one, one for theirs. All ranks must call it, with any number of rows, also with none.
+gradient and, if needed, one for the rows'. All ranks must call `at_owner`, with any number of rows, even none.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ Run = Callable[[Tensor, Tensor, Leaves], Tensor]  # rows (rows, in), their leave
 
 
 def at_owner(ranks: Ranks, x: Tensor, leaf: Tensor, leaves: Leaves, run: Run) -> Tensor:
-    """run(rows, leaf, leaves) where the leaves (DTensors) are; `leaf` (batch,) counts all of them: (batch, out).
+    """run(rows, leaf, leaves) on the leaves' (DTensors) ranks; `leaf` (batch,) counts over all: (batch, out).
 
-    Leaves get the mean over the ranks of their gradients, as DistributedDataParallel gives it to other parameters.
+    Leaves get the mean of their gradients over the ranks, as other parameters do from DistributedDataParallel.
     """
     size = ranks.size
     here = _here(leaves, size)
@@ -38,7 +38,7 @@ def at_owner(ranks: Ranks, x: Tensor, leaf: Tensor, leaves: Leaves, run: Run) ->
 
 
 def exchange(rows: Tensor, send: list[int], receive: list[int], group: Any) -> Tensor:
-    """Send the first send[0] rows to the first rank, and so on; what came from the first rank first. Differentiable."""
+    """Send the first send[0] rows to the first rank, and so on. Returns the rows received, by rank. Differentiable."""
     return _Exchange.apply(rows, send, receive, group)  # type: ignore[no-untyped-call]
 
 

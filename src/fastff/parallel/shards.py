@@ -1,8 +1,8 @@
 """Leaf parallelism: each rank holds its part of the leaves of every FFF layer, and all of the nodes.
 
-A sample finds its leaf where it is, since the nodes are everywhere; its row then travels to the leaf's rank, and the
+A sample finds its leaf on its own rank, since every rank has all nodes; its row then goes to the leaf's rank, and the
 output back (exchange.py). Leaves are DTensors, sharded along their first dimension: torch's optimizers, gradient
-clipping and `torch.distributed.checkpoint` take them, the last one also with another number of ranks.
+clipping and, even with another number of ranks, `torch.distributed.checkpoint` take them.
 
 As in fully_shard, layers change their class in place, and remain FFF layers.
 """
@@ -22,7 +22,7 @@ from ..tensors import Leaves, no_autocast
 from .exchange import at_owner
 from .synchronize import synchronize_
 
-_IGNORED = "_ddp_params_and_buffers_to_ignore"  # names of what DistributedDataParallel leaves alone
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # names that DistributedDataParallel leaves alone
 
 
 class ShardedFFF(FFF):
@@ -66,7 +66,7 @@ class ShardedFFF(FFF):
         raise TypeError("the soft pass needs all leaves; these are sharded. Call fastff.parallel.gather_leaves_ first.")
 
     def reset_parameters(self) -> None:
-        """As FFF's. Each rank draws its own leaves, and gets the first rank's nodes."""
+        """As in FFF. Each rank draws its own leaves and gets the first rank's nodes."""
         own = dict(self._parameters)
         seed = int(torch.randint(2**31, ()))
         try:
@@ -83,7 +83,7 @@ def shard_leaves_(model: nn.Module, mesh: Any = None) -> nn.Module:
     """Spread the leaves of every FFF layer over the ranks: each keeps 2**depth / ranks of them, and all nodes.
 
     Training needs `decision="sampled"`. The model is synchronised first (`synchronize_`). Create the optimizer
-    afterwards. All ranks must run the model together, each on its part of the batch, with equal numbers of forwards.
+    afterwards. All ranks must run the model together, each on its part of the batch, and equally many forwards.
     DistributedDataParallel(model) then averages the gradients of everything but the leaves. To build a model that fits
     on no rank: create it on the meta device, shard it, then `to_empty` and `reset_parameters`.
 

@@ -1,7 +1,7 @@
 """synchronize_: the FFF layers of a model see the samples of all ranks as one batch.
 
-Gradients are averaged by DistributedDataParallel or FSDP2. What they do not know of is synchronised here: the balance
-loss reads the shares of all ranks' samples, and trees are placed and rebalanced by the data of all ranks.
+DistributedDataParallel or FSDP2 averages gradients. This module synchronises the rest: the balance loss reads the
+shares of all ranks' samples, and trees are placed and rebalanced by the data of all ranks.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from ..regions import usage as local_usage
 
 
 def synchronize_(model: nn.Module, group: Any = None) -> nn.Module:
-    """Give the model the first rank's weights on all ranks, and make its FFF layers count the samples of all of them.
+    """Give the model the first rank's weights on all ranks, and make its FFF layers count the samples of all ranks.
 
     Call it on every rank, before you create a Recipe, place trees, or wrap the model for DDP or FSDP2. From then on all
     ranks must call `balance_loss`, `Recipe.step`, `initialize_tree_` and `rebalance_`, in the same order, each with its

@@ -1,4 +1,4 @@
-"""Collects what `statistics` reports, batch by batch, in bounded memory."""
+"""Collects the data of `statistics`, batch by batch, in bounded memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from ..training.losses import bernoulli_entropy
 from .counts import MOST, Histogram, Lowest, path_groups
 from .geometry import path
 
-POOL = 64  # random inputs of a leaf, at most, among which the typical ones are sought
+POOL = 64  # typical inputs of a leaf are sought among up to 64 random ones
 CELLS = 2**24  # numbers in a chunk of node logits
 
 Loss = Callable[[Any, Any], Tensor]
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What is known of the layer's inputs in one batch: a number for each."""
+    """Data about the layer's inputs in one batch: one number for each."""
 
     sample: Tensor  # the number of the input, counted over all batches
     leaf: Tensor
@@ -80,7 +80,7 @@ def decisions(layer: FFF, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     A margin is the distance to the node's boundary; for node_width > 1, which has no planes, the size of the logit.
     """
-    x = x.to(layer.node_weight.dtype)  # autocast may have handed over another one
+    x = x.to(layer.node_weight.dtype)  # autocast may have passed another dtype
     if layer.node_width == 1:
         found = path(layer, x)
         return found.leaf, found.logit, found.distance.double()
@@ -280,7 +280,7 @@ class Collector:
 
 
 def _with_leaf(on_path: Tensor, leaf: Tensor | None, empty: float = 0.0) -> Tensor:
-    """Numbers of the nodes on the path with the leaf's number after them, flat; `empty` for a tree without nodes."""
+    """The values of the nodes on the path, then the leaf's value, flat; `empty` for a tree without nodes."""
     last = torch.full((len(on_path),), empty, dtype=torch.float64) if leaf is None else leaf
     return torch.cat([on_path, last.unsqueeze(1)], 1).flatten()
 
@@ -303,7 +303,7 @@ def _targets(target: Tensor, rows: int, samples: int) -> tuple[Tensor | None, Te
 
 
 def _predictions(output: Any, label: Tensor) -> Tensor | None:
-    """The class with the highest score, if the output has a row of scores for each sample, and one for each label."""
+    """The class with the highest score, if the output has for each sample a row of scores, one for each label."""
     output, rows = getattr(output, "logits", output), len(label)
     if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[-1] < max(2, int(label.max()) + 1):
         return None

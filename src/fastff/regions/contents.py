@@ -1,4 +1,4 @@
-"""What a page shows of an example: an image, a text with one token marked, or a row of numbers.
+"""An example's content on a page: an image, a text with one token marked, or a row of numbers.
 
 Contents become plain JSON: an image is base64 of its bytes, a text a list of tokens, a row a list of numbers.
 """
@@ -39,7 +39,7 @@ class Contents:
 
     @property
     def size(self) -> int:
-        """The bytes of one content in a page, about."""
+        """The rough bytes of one content in a page."""
         height, width, channels = self.shape
         return {"image": height * width * channels * 4 // 3, "text": 120}.get(self.kind, 400)
 
@@ -93,7 +93,7 @@ class Contents:
 
 
 def token_text(decode: Any) -> Callable[[int], str]:
-    """The text of a token: by a function, a list or mapping of texts, or a tokenizer with `decode`; else its number."""
+    """A token's text: from a function, a list or mapping of texts, or a tokenizer with `decode`; else its number."""
     if decode is None:
         return str
     if hasattr(decode, "convert_ids_to_tokens") and hasattr(decode, "decode"):

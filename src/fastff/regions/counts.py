@@ -1,4 +1,4 @@
-"""What statistics keep of a stream of samples: counts of integers, and the few samples with the lowest scores.
+"""Kept of a stream of samples for statistics: counts of integers, and the few samples with the lowest scores.
 
 Both are bounded: by the distinct values that a leaf has seen, and by `size` samples for each group. A group is a node
 or a leaf, in heap order: node i is group i, and leaf j of a tree with n nodes is group n + j.
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def path_groups(leaf: Tensor, depth: int) -> Tensor:
-    """The groups on the way to a leaf, from the root to the leaf itself: (..., depth + 1)."""
+    """The groups on the path to a leaf, from the root to the leaf: (..., depth + 1)."""
     level = torch.arange(depth + 1, device=leaf.device)
     return 2**level - 1 + (leaf.unsqueeze(-1) >> (depth - level))
 
 
-# A pair of leaf and value is one number, the value in its lower bits: sorting pairs takes far longer.
+# A leaf and a value make one number, the value in its lower bits: sorting pairs takes far longer.
 _BITS = 40
-MOST = 1 << _BITS  # values are below
+MOST = 1 << _BITS  # above all values
 
 
 class Histogram:
@@ -73,13 +73,13 @@ class Histogram:
 
 
 def _sum_equal(pair: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Equal pairs as one, with the sum of their counts."""
+    """Distinct pairs, with the sums of their counts."""
     found, place = torch.unique(pair, return_inverse=True)
     return found, torch.zeros(len(found), dtype=torch.int64).index_add_(0, place, count)
 
 
 class Lowest:
-    """The `size` samples with the lowest scores in each group; of equal scores, the earlier sample."""
+    """The `size` samples with the lowest scores in each group; if equal, the earlier sample."""
 
     def __init__(self, groups: int, size: int) -> None:
         self.score = torch.full((groups, size), torch.inf, dtype=torch.float64)

@@ -43,8 +43,8 @@ class History:
     def record(self, model: nn.Module, data: Any = None, *, step: float | None = None) -> None:
         """Add a point for every FFF layer.
 
-        With `data`, the model runs on it in evaluation mode. Without, the last training forward is read: use large
-        batches then. `step` is the place on the axis; default: 1, 2, 3, ...
+        With `data`, the model runs on it in evaluation mode. Without, the last training forward is read: then use
+        large batches. `step` is the place on the axis; default: 1, 2, 3, ...
         """
         found = _last(model) if data is None else _over(model, data)
         if self.layers and self.layers.keys() != found.keys():

@@ -1,4 +1,4 @@
-"""What goes wrong in a tree, in the paper's words, and the setting that helps.
+"""Problems of a tree, in the paper's words, and the settings that help.
 
 - Collapse: nearly all inputs go to a few leaves. The paper does not name it; its own recipe shows it here.
 - Overfragmentation: too many regions for the data. Leaves overfit what little they see (localised overfitting).

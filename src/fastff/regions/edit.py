@@ -1,7 +1,7 @@
 """Edit a layer: correct its output at given inputs by changing only the leaves that they reach.
 
-A leaf's output is linear in its second matrix and bias. With the hidden layers of the inputs in one leaf as the rows of
-H, a column of ones added for the bias, and the wanted corrections as the rows of R, the least change D solves
+A leaf's output is linear in its second matrix and bias. Let the rows of H be the hidden layers of the inputs in one
+leaf, with a column of ones for the bias, and the rows of R the wanted corrections. The least change D solves
 
     H D = R,  |D| as small as possible         (least squares where no D solves it)
 
@@ -24,7 +24,7 @@ from ..layer import FFF
 from ..tensors import LEAF_PARAMETERS, no_autocast
 from .records import Edit, LeafChange, changes_of, editable, written
 
-_RIDGE = 1e-3  # of the mean square of the hidden layer at `keep`: neurons that are silent there are not free to change
+_RIDGE = 1e-3  # of the mean square of the hidden layer at `keep`: neurons silent there are not free to change
 
 
 @torch.inference_mode(False)
@@ -43,16 +43,16 @@ def edit_(
     """Make the hard pass of a layer give `target` at x, by changing only the leaves that x reaches.
 
     Outputs of all other leaves keep every bit. An error, or Ctrl-C, leaves the layer unchanged. With more inputs in a
-    leaf than it has neurons, targets may conflict: the result is their least-squares fit, and `error` of the record
-    says how far it is off.
+    leaf than it has neurons, targets may conflict: the result is their least-squares fit, and the record's `error`
+    says how far off it is.
 
     Args:
         x: inputs of the layer, (..., in); `layer_inputs` finds them for a layer inside a model.
         target: the wanted outputs of the layer, (..., out).
-        keep: inputs, (..., in), whose outputs should move as little as possible. Without them, the change of the
-            weights is the smallest possible one.
-        steps: steps of L-BFGS on all weights of the touched leaves, where the closed form does not reach the target.
-        tolerance: the largest difference to a target that is accepted. Past it, nothing changes and the call raises.
+        keep: inputs, (..., in), whose outputs should move as little as possible. Without them, the weights change as
+            little as possible.
+        steps: steps of L-BFGS on all weights of the touched leaves, if the closed form does not reach the target.
+        tolerance: the largest accepted difference to a target. Past it, nothing changes and the call raises.
         note: a text for the record.
         model: the model that has the layer; leaves tied to another module of it are then refused.
     """
@@ -114,14 +114,14 @@ def class_target(output: Tensor, classes: Tensor | int, margin: float = 1.0) -> 
         raise IndexError(f"classes must be within 0..{z.shape[-1] - 1}; got {int(wanted.min())}..{int(wanted.max())}.")
     own = z.gather(-1, wanted)
     others = z.scatter(-1, wanted, -torch.inf).sort(-1, descending=True).values[..., :-1] + margin
-    # Meeting the j largest others halfway gives the class this value; the right j is the one that gives the largest.
+    # Meeting the j largest others halfway gives the class this value; the right j gives the largest value.
     counts = torch.arange(2, z.shape[-1] + 1, device=z.device)
     level = torch.cat([own, (own + others.cumsum(-1)) / counts], -1).amax(-1, keepdim=True)
     return torch.minimum(z, level - margin).scatter(-1, wanted, level)
 
 
 def layer_inputs(model: nn.Module, layer: FFF, data: Any) -> Tensor:
-    """The inputs of a layer inside a model when data runs through it, (inputs, in): what `edit_` takes as x.
+    """The inputs of a layer inside a model when data runs through it, (inputs, in): the x of `edit_`.
 
     In the order of the batches; a sequence gives one input for each token.
     """
@@ -137,7 +137,7 @@ def layer_inputs(model: nn.Module, layer: FFF, data: Any) -> Tensor:
 
 
 def _names(layer: Any, first: bool) -> list[str]:
-    """The parameters that an edit may change: of the second matrix, or with `first` of all."""
+    """The parameters that an edit may change: the second matrix's or, with `first`, all."""
     names = LEAF_PARAMETERS if first else ("leaf_out_weight", "leaf_out_bias")
     present = getattr(layer, "_parameters", {})
     return [name for name in names if name == "leaf_out_weight" or present.get(name) is not None]
@@ -148,7 +148,7 @@ def _hard(layer: FFF, x: Tensor) -> Tensor:
 
 
 def _check_inputs(layer: FFF, x: Tensor, name: str) -> Tensor:
-    """Inputs of a layer, (inputs, in), in its dtype; raises if they are something else."""
+    """Inputs of a layer, (inputs, in), in its dtype; raises for anything else."""
     if not isinstance(layer, FFF):
         raise TypeError(f"an edit needs an FFF layer; got {type(layer).__name__}. Pass one of the model's FFF layers.")
     if not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim() or x.shape[-1] != layer.in_features:
@@ -190,7 +190,7 @@ class _LeafCopy:
             for part in ("in", "gate")
             if f"leaf_{part}_weight" in self.own
         ]
-        if not isinstance(self.activation, str):  # it may have parameters of its own
+        if not isinstance(self.activation, str):  # it may have its own parameters
             parts = [part.to(self.like) for part in parts]
         hidden = activations.apply(self.activation, *parts).to("cpu", torch.float64)
         return F.pad(hidden, (0, 1), value=1.0) if "leaf_out_bias" in self.own else hidden
@@ -242,10 +242,10 @@ def _solve(leaf: _LeafCopy, x: Tensor, target: Tensor, keep: Tensor, steps: int)
 
 
 def least_change(hidden: Tensor, wanted: Tensor, keep: Tensor, eps: float) -> Tensor:
-    """The D that solves hidden D = wanted, by least squares where none does: of those, the one with the smallest norm.
+    """The D of smallest norm that solves hidden D = wanted, by least squares if none solves it.
 
-    With rows in `keep`, the norm is the one of keep D, the change of the outputs there. Directions in which the inputs
-    differ by less than eps count as none.
+    With rows in `keep`, the norm is keep D's, the change of the outputs there. Directions in which the inputs
+    differ by less than eps are ignored.
     """
     cut = eps * max(hidden.shape)
     if not len(keep):

@@ -1,7 +1,7 @@
 """The records of edits as tensors, to save beside a model's weights. `fastff.save` and `save_pretrained` include them.
 
 Names start with "fastff_edits.": `json` has the list of records as text in bytes, and `N.before.PARAMETER` and
-`N.after.PARAMETER` have the rows of record N. Somebody else may have written them, so nothing is kept unchecked.
+`N.after.PARAMETER` have the rows of record N. They may come from somebody else, so nothing is kept unchecked.
 """
 
 import json
@@ -91,7 +91,7 @@ def _entries(state: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Whether a value from JSON has this type: an int is no bool, a float is finite and may be written as an int."""
+    """Whether a JSON value has this type: a bool is not an int; a float is finite and may be written as an int."""
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return type(value) is kind

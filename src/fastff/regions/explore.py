@@ -1,7 +1,7 @@
 """One self-contained HTML page about the regions of a trained layer: `explore`.
 
-The page holds the statistics as JSON, and draws them with the scripts in page/. It loads nothing, so that it
-works offline and can be sent to others. It shows whatever examples it holds: do not share a page of private data.
+The page holds the statistics as JSON, and draws them with the scripts in page/. It loads nothing else, so it works
+offline and can be sent to others. It shows all its examples: do not share a page of private data.
 """
 
 import html
@@ -105,7 +105,7 @@ def page_data(
     batch_size: int | None = None,
     followed: Sequence[Example] = (),
 ) -> dict[str, Any]:
-    """What the page shows, as JSON's types."""
+    """The page's data, as types of JSON."""
     first = next((one for kind in found.examples.values() for group in kind for one in group), None)
     contents = Contents(first, image_shape=image_shape, decode=decode, tokens=found.tokens is not None)
     shown, kept = _choose(found, contents)

@@ -1,8 +1,8 @@
 """Freeze regions: some leaves of a layer keep their weights while the others train.
 
 All leaves are rows of the same parameters, so `requires_grad` cannot tell them apart. A hook on each parameter sets the
-gradient of frozen rows to zero. Momentum and weight decay move rows without a gradient too, so a hook on every
-optimizer of torch puts frozen rows back after its step, bit for bit.
+gradient of frozen rows to zero. Momentum and weight decay move rows without a gradient too, so a hook on every torch
+optimizer restores frozen rows after its step, bit for bit.
 """
 
 import weakref
@@ -19,10 +19,10 @@ from ..layer import FFF
 
 
 def freeze_leaves_(layer: FFF, leaves: Iterable[int] | int, *, nodes: bool = True) -> FFF:
-    """Keep the weights of these leaves, and the nodes on the way to them, while the rest of the layer trains.
+    """Keep the weights of these leaves, and of the nodes on their paths, while the rest of the layer trains.
 
-    Outputs of the hard pass in a frozen region then keep every bit. The optimizer must be one of torch.optim or
-    fastff.optim, or derive from torch.optim.Optimizer. Freezing adds to what is frozen, goes along with copies of the
+    In a frozen region, outputs of the hard pass then keep every bit. The optimizer must be from torch.optim or
+    fastff.optim, or derive from torch.optim.Optimizer. Freezing adds up over calls, is kept in copies of the
     layer, and is not saved. `edit_`, load_state_dict and a Recipe that rebalances still change frozen rows.
 
     Args:
@@ -42,7 +42,7 @@ def freeze_leaves_(layer: FFF, leaves: Iterable[int] | int, *, nodes: bool = Tru
 
 
 def unfreeze_leaves_(layer: FFF, leaves: Iterable[int] | int | None = None) -> FFF:
-    """Let these leaves train again (None: all), and the nodes that lead to no leaf that is still frozen."""
+    """Let these leaves train again (None: all), and the nodes that lead to no other frozen leaf."""
     wanted = range(layer.num_leaves) if leaves is None else _check_leaves(layer, leaves)
     found = _frozen(layer)
     if found is None:
@@ -66,7 +66,7 @@ def frozen_leaves(layer: FFF) -> tuple[int, ...]:
 
 
 class _Frozen:
-    """The frozen rows of one layer, as a forward hook of it, so that a copied layer freezes its own rows."""
+    """The frozen rows of a layer, as its forward hook, so that a copied layer freezes its own rows."""
 
     def __init__(self, leaves: Sequence[int] = (), nodes: Sequence[int] = ()) -> None:
         self.leaves, self.nodes = tuple(leaves), tuple(nodes)
@@ -80,7 +80,7 @@ class _Frozen:
     def arm(self, layer: FFF) -> None:
         """Hook the layer's parameters, and the optimizers. Parameters may be new: moved, replaced, or trainable now."""
         if layer.sparse_gradients and layer.training:
-            # Their rows catch up on weight decay later, where the hook after a step does not see it.
+            # Their rows catch up on weight decay later, which the hook after a step does not see.
             raise RuntimeError(
                 "frozen leaves do not go with fastff.optim.LazyAdamW and LazySGD; got a layer that trains with one. "
                 "Use an optimizer of torch.optim and set layer.sparse_gradients = False, or call unfreeze_leaves_."
@@ -137,7 +137,7 @@ def _hook_optimizers() -> None:
 
 @torch.no_grad()
 def _keep(optimizer: Any, *_: Any) -> None:
-    """Before a step: remember the frozen rows of its parameters."""
+    """Before a step: remember the parameters' frozen rows."""
     _kept.clear()
     if not _watched:
         return

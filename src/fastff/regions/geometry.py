@@ -1,11 +1,11 @@
-"""The region of a leaf, exactly: a polyhedron that the nodes on the way to the leaf cut out of the input space.
+"""The exact region of a leaf: a polyhedron that the nodes on the path to the leaf cut out of the input space.
 
 A node with weight w and bias b has the logit z = w . x + b and sends an input right where z >= 0, left where z < 0 (or
 NaN). Its boundary is the plane z = 0. So the region of a leaf is an intersection of `depth` half-spaces, and the
 distance of an input to a boundary is |z| / ||w||. A node without weights (w = 0) sends all inputs one way and has no
 boundary.
 
-All of this needs linear nodes: node_width 1. `contains` alone serves every node_width.
+All this needs linear nodes: node_width 1. Only `contains` takes every node_width.
 """
 
 from typing import NamedTuple, SupportsIndex
@@ -20,11 +20,11 @@ from ..layer import FFF
 from ..tensors import at_least_float32
 from .polyhedron import irredundant
 
-_ELEMENTS = 2**22  # numbers of a float64 copy of weights, at a time
+_ELEMENTS = 2**22  # of a float64 copy of weights, at a time
 
 
 class Path(NamedTuple):
-    """The way of inputs (..., in) from the root to their leaf; level by level along the last dimension."""
+    """The path of inputs (..., in) from the root to their leaf; the last dimension is the level."""
 
     leaf: Tensor  # (...,) int64
     node: Tensor  # (..., depth) int64
@@ -37,7 +37,7 @@ class Margin(NamedTuple):
     """How far inputs are from the nearest boundary of their region."""
 
     distance: Tensor  # (...,): Euclidean, in the inputs' units; float32 at least
-    node: Tensor  # (...,) int64: the node whose boundary that is; -1 if the region has no boundary
+    node: Tensor  # (...,) int64: the node with that boundary; -1 if the region has no boundary
 
 
 def check_fff(layer: FFF, what: str) -> None:
@@ -60,7 +60,7 @@ def check_linear(layer: FFF, what: str) -> None:
 
 
 def check_leaf_number(layer: FFF, leaf: SupportsIndex) -> int:
-    """The number of a leaf as an int, if the layer has that leaf."""
+    """A leaf's number as an int; raises if there is no such leaf."""
     number = check_int("leaf", leaf, 0)
     if number >= layer.num_leaves:
         raise ValueError(f"leaf must be within 0..{layer.num_leaves - 1}; got {number}.")
@@ -69,7 +69,7 @@ def check_leaf_number(layer: FFF, leaf: SupportsIndex) -> int:
 
 @torch.no_grad()
 def path(layer: FFF, x: Tensor) -> Path:
-    """The way of each input (..., in) through the tree: nodes, turns, logits, and distances to their boundaries.
+    """The path of each input (..., in) in the tree: nodes, turns, logits, and distances to nodes' boundaries.
 
     Logits and distances are computed in float64 and returned in float32 at least. A distance is 0 where rounding alone
     decides the side, and NaN for an input that is not finite.
@@ -78,7 +78,7 @@ def path(layer: FFF, x: Tensor) -> Path:
     flat = flatten(x, layer.node_weight)
     leaf, norm = layer.route(flat), norms(layer.node_weight)
     level = torch.arange(layer.depth, device=x.device)
-    # The node of a level on the way to a leaf, and the turn there, are the highest bits of the leaf's number.
+    # The highest bits of a leaf's number give the node on its path in each level, and the turn there.
     node = (leaf.unsqueeze(1) >> (layer.depth - level)) + (1 << level) - 1
     right = (leaf.unsqueeze(1) >> (layer.depth - 1 - level) & 1).bool()
     logit = _logits_at(layer, flat, node)
@@ -92,7 +92,7 @@ def path(layer: FFF, x: Tensor) -> Path:
 def _logits_at(layer: FFF, x: Tensor, node: Tensor) -> Tensor:
     """The logits of x (batch, in) at given nodes (batch, depth), in float64: (batch, depth)."""
     found = x.new_empty(node.shape, dtype=torch.float64)
-    small = layer.num_nodes <= 16 * layer.depth  # then all nodes in one product are faster than copies of weights
+    small = layer.num_nodes <= 16 * layer.depth  # one product with all nodes is then faster than copies
     weight = layer.node_weight.double() if small else layer.node_weight
     rows = max(_ELEMENTS // max(layer.in_features, layer.num_nodes if small else 0), 1)
     for start in range(0, len(x), rows):
@@ -108,10 +108,10 @@ def _logits_at(layer: FFF, x: Tensor, node: Tensor) -> Tensor:
 
 @torch.no_grad()
 def margin(layer: FFF, x: Tensor) -> Margin:
-    """The distance of each input (..., in) to the nearest boundary of its region, and the node that draws it.
+    """The distance of each input (..., in) to the nearest boundary of its region, and that boundary's node.
 
-    A smaller change of the input stays in its region. A change past the distance, straight towards the boundary, leaves
-    it. Computed in float64; 0 where rounding alone decides the side, infinite in a region without a boundary, NaN for
+    With a smaller change, the input stays in its region. A larger one, straight towards the boundary, takes it out.
+    Computed in float64; 0 where rounding alone decides the side, infinite in a region without a boundary, NaN for
     an input that is not finite.
     """
     check_linear(layer, "margin")
@@ -128,12 +128,12 @@ def margin(layer: FFF, x: Tensor) -> Margin:
 def halfspaces(layer: FFF, leaf: SupportsIndex, *, minimal: bool = False) -> tuple[Tensor, Tensor]:
     """The region of a leaf as the inputs x with A x + b >= 0: A (rows, in) and b (rows,), float32 at least.
 
-    There is one row for each node on the way, from the root down: (w, b) for a turn right, (-w, -b) for a turn left.
+    There is one row for each node on the path, from the root down: (w, b) for a turn right, (-w, -b) for a turn left.
     A left turn needs more than 0: an input on the plane itself goes right.
 
     Args:
-        minimal: leave out the rows that the others imply. The region stays the same. Of an empty region, a few rows
-            that contradict each other are left.
+        minimal: leave out the rows that the others imply. The region stays the same. For an empty region, a few rows
+            that contradict each other remain.
     """
     check_linear(layer, "halfspaces")
     number = check_leaf_number(layer, leaf)
@@ -147,7 +147,7 @@ def halfspaces(layer: FFF, leaf: SupportsIndex, *, minimal: bool = False) -> tup
 
 
 def boundaries(layer: FFF, leaf: SupportsIndex) -> list[int]:
-    """The nodes on the way to a leaf whose planes bound its region, from the root down: no other node implies them."""
+    """The nodes on the path to a leaf whose planes bound its region, root first: no other node implies them."""
     check_linear(layer, "boundaries")
     number = check_leaf_number(layer, leaf)
     normals, offsets, closed = unit_halfspaces(layer, number)
@@ -182,7 +182,7 @@ def unit_halfspaces(layer: FFF, leaf: int) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def contains(layer: FFF, leaf: SupportsIndex, x: Tensor) -> Tensor:
-    """Whether the hard pass sends each input (..., in) to this leaf: (...,) bool. For every node_width."""
+    """Whether the hard pass sends each input (..., in) to this leaf: (...,) bool. For any node_width."""
     check_fff(layer, "contains")
     return layer.route(x) == check_leaf_number(layer, leaf)
 

@@ -1,4 +1,4 @@
-"""Pictures of regions: a plane, the tree, the leaves' prototypes, and the training. Each returns a matplotlib Figure.
+"""Pictures of regions: a plane, the tree, the leaves' prototypes, and training. Each returns a matplotlib Figure.
 
     figure = fastff.regions.pictures.draw_tree(statistics, image_shape=(8, 8))
     figure.savefig("tree.png")
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Names = Sequence[str] | Mapping[int, str] | None
-_DROP = 1.75  # from a level of the tree to the next, in widths of a leaf
+_DROP = 1.75  # from one level of the tree to the next, in leaf widths
 
 
 def draw_plane(
@@ -43,7 +43,7 @@ def draw_plane(
     """The regions of a layer with two inputs, as in the paper's first figure.
 
     Colours show the class with the highest output, paler where it is less sure. Lines are the boundaries of regions;
-    a boundary is dark as far as leaves mix in the soft pass. Points are x (samples, 2), by their label y if given.
+    a boundary is dark where leaves mix in the soft pass. Points are x (samples, 2), by their label y if given.
     """
     if layer.in_features != 2 or x.dim() != 2 or x.shape[1] != 2:
         raise ValueError(
@@ -105,7 +105,7 @@ def draw_tree(
 ) -> "Figure":
     """The tree: lines as thick as their share of the inputs, frames coloured by purity, a typical example in each.
 
-    Of a deeper tree, the first `levels` levels below the root are drawn. Without labels, frames show entropy.
+    A deeper tree is drawn for `levels` levels below the root. Without labels, frames show entropy.
     """
     levels = min(check_int("levels", levels, 0), found.depth)
     width = 2**levels
@@ -187,7 +187,7 @@ def draw_prototypes(
     class_names: Names = None,
     leaves: int = 64,
 ) -> "Figure":
-    """The mean input of each leaf: as images, or as the difference from the mean of all inputs, a row for each leaf.
+    """The mean input of each leaf: as images, or as the difference from the mean of all inputs, one row per leaf.
 
     The fullest `leaves` leaves are drawn, in the order of their numbers.
     """
@@ -271,7 +271,7 @@ def draw_training(history: History, *, label: str = "step") -> "Figure":
 
 
 def _figure(width: float, height: float) -> "Figure":
-    """An empty figure that pyplot does not know, so that nothing has to close it."""
+    """An empty figure that pyplot does not know, so that it need not be closed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:

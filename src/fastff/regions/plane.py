@@ -1,4 +1,4 @@
-"""A part of the plane as a picture: what a layer answers at each point, where its regions meet, and how softly."""
+"""Draw a part of the plane: a layer's answer at each point, where its regions meet, and how softly."""
 
 import colorsys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito chose them for all eyes.
+# Okabe and Ito's colour-blind safe set.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 LINE = "#222222"  # dark on the maps, which are light on any page
 
@@ -53,7 +53,7 @@ class Plane(NamedTuple):
         axes.grid(False)
 
     def boundaries(self, axes: "Axes", chosen: Tensor) -> None:
-        """The edges of the regions in which the same blocks are chosen: (cells, cells, blocks), 1 for a chosen one."""
+        """The edges of regions with the same chosen blocks: chosen (cells, cells, blocks) is 1 for a chosen one."""
         across = torch.linspace(self.left, self.right, self.cells).tolist()
         up = torch.linspace(self.bottom, self.top, self.cells).tolist()
         for block in chosen.unbind(-1):

@@ -1,8 +1,8 @@
 """Small questions about polyhedra {p : normals @ p + offsets >= 0}, answered in float64.
 
 `project` finds the nearest point of a polyhedron by the dual active-set method of Goldfarb and Idnani (1983). It starts
-at the given point and adds one violated half-space after the other, each time moving to the nearest point of the planes
-that hold so far. With the `depth` half-spaces of a region it ends after a few small systems of equations, either at the
+at the given point and adds the violated half-spaces one by one, each time moving to the nearest point of the planes
+that hold so far. For the `depth` half-spaces of a region, it ends after a few small systems of equations, either at the
 nearest point or with proof that there is none: a positive combination of half-spaces that contradicts itself.
 
 Normals have length 1, so all tolerances are distances. `inside_box` is a linear program over a box, solved by scipy.
@@ -23,7 +23,7 @@ def project(normals: Tensor, offsets: Tensor, x: Tensor) -> Tensor | None:
     """The point nearest to x (in,) of the polyhedron with normals (rows, in) and offsets (rows,); None if empty."""
     if not len(normals):
         return x.clone()
-    # The way there is a combination of normals, so a system of as many numbers as there are rows describes it.
+    # The way there is a combination of normals, so a system with one number per row describes it.
     span, small = torch.linalg.qr(normals.mT)  # (in, k), (k, rows)
     gap = normals @ x + offsets
     rounding = _ROUNDING * (offsets.abs().max() + torch.linalg.vector_norm(x)).item()
@@ -80,14 +80,14 @@ def _polished(normals: Tensor, gap: Tensor, way: Tensor) -> Tensor:
 
 
 def irredundant(normals: Tensor, offsets: Tensor, tolerance: float) -> list[int]:
-    """The rows that the polyhedron needs. Without one of them, it would grow by more than the tolerance.
+    """The rows that the polyhedron needs: without one of them, it grows by more than the tolerance.
 
-    Of an empty polyhedron: a few rows that contradict each other.
+    For an empty polyhedron: a few rows that contradict each other.
     """
     kept = list(range(len(normals)))
     for row in range(len(normals)):
         others = [i for i in kept if i != row]
-        # Is there a point that the others allow and this one does not?
+        # Is there a point that satisfies the others and not this row?
         flipped = torch.cat([normals[others], -normals[row : row + 1]])
         beyond = torch.cat([offsets[others], -offsets[row : row + 1] - tolerance])
         if project(flipped, beyond, torch.zeros_like(normals[0])) is None:

@@ -1,8 +1,8 @@
-"""Which regions an input can reach, and by how small a change.
+"""Which regions an input can reach, and by what smallest change.
 
 A region is a polyhedron, so both questions have exact answers: it is empty or has a point, and it has exactly one point
 nearest to an input. That point lies on a boundary, where rounding decides the side. So `smallest_change` goes past the
-boundary by a few roundings, until the hard pass of the layer itself arrives.
+boundary by a few roundings, until the layer's hard pass arrives.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def _wanted(layer: FFF, leaf: SupportsIndex | Tensor, shape: torch.Size) -> Tens
 
 
 def _open_halfspaces(layer: FFF, leaf: int) -> tuple[Tensor, Tensor]:
-    """The half-spaces of a leaf that have a boundary; raises if a node without weights closes the way to it."""
+    """The half-spaces of a leaf that have a boundary; raises if a node without weights blocks the path."""
     normals, offsets, closed = unit_halfspaces(layer, leaf)
     if closed:
         raise ValueError(
@@ -107,8 +107,8 @@ def empty_regions(
 ) -> list[int]:
     """The leaves that no input reaches: the decisions on the way to them contradict each other.
 
-    With in_features >= depth nearly every region has a point somewhere, maybe far from all data. `bounds` asks for
-    points where data can be.
+    With in_features >= depth, nearly every region has a point somewhere, maybe far from all data. `bounds` looks only
+    where data can be.
 
     Args:
         radius: a region counts as empty if no ball of this radius fits between its boundaries.
@@ -141,7 +141,7 @@ def _box(bounds: tuple[Tensor | float, Tensor | float], size: int) -> tuple[Tens
 class _Search:
     """Looks for a point in every region, from the root down.
 
-    A point of a node's region lies in the region of one of its children, so each node asks for one new point at most.
+    A point of a node's region lies in the region of one of its children, so each node needs at most one new point.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Records of edits: the rows of a layer's leaves before and after, kept with the layer, so that an edit can be undone.
 
 A layer keeps its changes as a plain attribute: they are copied and pickled with it, and `fastff.save` writes them.
-Records hold bits, not differences, so undoing is exact. That is defined while the leaves still have the bits that the
+Records hold bits, not differences, so undoing is exact. It is possible while the leaves still have the bits that the
 edit left there: edits of different leaves are undone in any order, edits of one leaf newest first.
 """
 
@@ -81,9 +81,9 @@ class Edit:
     def undo(self, *, force: bool = False) -> None:
         """Restore every bit of the leaves from before this edit.
 
-        The leaves must have the bits that this edit left there. A later edit of one of them, training or a conversion
-        makes that impossible, and raises. Undo later edits first, or pass force=True: then this edit's change is
-        subtracted from the rows that have changed since, which is not exact.
+        The leaves must still have the bits that this edit wrote. After a later edit of one of them, training or a
+        conversion, undo raises. Undo later edits first, or pass force=True: then this edit's change is subtracted
+        from the rows that have changed since, which is not exact.
         """
         change, layer = self.change, self.layer
         if not self.is_active:
@@ -116,7 +116,7 @@ class Edit:
         )
 
     def traffic(self, data: Any, model: nn.Module | None = None, *, show: bool = True) -> Traffic:
-        """How many inputs of a reference data set lie in the touched leaves, and how outputs move by this edit.
+        """How many inputs of a reference data set lie in the touched leaves, and how this edit moves outputs.
 
         Args:
             data: batches of the model's inputs, or of the layer's own without a model.
@@ -144,7 +144,7 @@ def edits(model: nn.Module) -> list[Edit]:
 
 
 def forget_edits_(model: nn.Module) -> None:
-    """Keep what the edits of a layer or model did, and drop their records, which can then not be undone."""
+    """Keep the edits of a layer or model, and drop their records: the edits can then not be undone."""
     for layer in fff_layers(model).values():
         vars(layer).pop(RECORDS, None)
 
@@ -215,7 +215,7 @@ def editable(layer: FFF, names: Collection[str], model: nn.Module | None = None)
 
 
 def _tied(model: nn.Module, layer: FFF, parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    """The names of these parameters whose memory another module of a model holds, too."""
+    """The names of these parameters that share memory with another module of a model."""
     other = {
         p.untyped_storage().data_ptr()
         for module in model.modules()

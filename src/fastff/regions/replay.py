@@ -1,8 +1,8 @@
-"""Replay: which samples of the past to keep, region by region, and which of them to show again.
+"""Replay: which past samples to keep, region by region, and which of them to show again.
 
-A layer that learns something new changes the leaves that the new data visits, and these forget. Leaves that it does not
-visit keep their weights. So a small memory is best spent by region: `select_replay` divides a budget over the regions,
-and `Replay.draw(near=x)` shows samples of the regions that x visits.
+A layer that learns something new changes the leaves that the new data visits, and these forget. Unvisited leaves keep
+their weights. So a small memory is best spent by region: `select_replay` divides a budget over the regions, and
+`Replay.draw(near=x)` shows samples of the regions that x visits.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def select_replay(
 
 
 def divide(budget: int, available: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Divide a budget by weights into whole parts, none of which exceeds what is available there."""
+    """Divide a budget by weights into whole parts, none of which exceeds the number available."""
     budget, ideal = min(budget, sum(available)), [0.0] * len(available)
     free = [i for i, size in enumerate(available) if size]
     while free:
@@ -88,7 +88,7 @@ def _choose(x: Tensor, count: int, strategy: str, hardness: Tensor | None, gener
 
 
 def herd(x: Tensor, count: int) -> Tensor:
-    """The positions of `count` samples of x (samples, in). Each brings the mean so far closest to the mean of all."""
+    """The positions of `count` samples of x (samples, in). Each brings their mean closest to the mean of all."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     mean, total = wide.mean(0), torch.zeros_like(wide[0])
     squares, taken = wide.square().sum(1), torch.zeros(len(x), dtype=torch.bool, device=x.device)
@@ -142,7 +142,7 @@ class Replay:
     def draw(self, count: int, *, near: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`count` stored samples, with replacement: of any region, or of the regions that the inputs `near` visit.
 
-        Each input in `near` stands for one draw in its own region, where something is stored there.
+        Each input in `near` stands for one draw from its own region, if any sample is stored there.
         """
         count = check_int("count", count, 0) if len(self) else 0
         index = torch.randint(max(len(self), 1), (count,), generator=self.generator)

@@ -2,20 +2,20 @@
 
 A tree stays perfect, with all leaves at one depth, because kernels rely on it. So every change here copies nodes and
 leaves, and a part that a smaller tree would not have is filled with copies behind a node without weights. Such a node
-(w = 0, b = 0) sends all inputs right; both of its children are equal, so it decides nothing, in the soft pass too.
+(w = 0, b = 0) sends all inputs right; its children are equal, so it decides nothing, even in the soft pass.
 
-    split_leaf_     one leaf becomes two equal ones with a boundary between them. All other leaves need a level more,
-                    too, unless the leaf has a copy beside it that no input reaches: then that copy is used.
+    split_leaf_     one leaf becomes two equal ones with a boundary between them. All other leaves then need one more
+                    level, unless the leaf has a copy beside it that no input reaches: then that copy is used.
     merge_siblings_ a leaf takes the region of its sibling.
     drop_leaves_    the sibling of each dropped leaf, or of a dropped subtree, takes its region.
-    prune_          removes the levels that are not needed any more.
+    prune_          removes the levels that are no longer needed.
 
 "No output changes" is bit for bit on the backends native and reference. aten and triton may run a deeper tree in
 another way, which changes the last bits.
 
-The parameters stay the same objects. Where the depth stays, they change in place, and an optimizer goes on with the
-state that it has, also for copied leaves. Where the depth changes, they get new shapes: build a new optimizer, since
-the state of an old one no longer fits. Gradients are dropped. An error changes nothing.
+The parameters stay the same objects. If the depth stays, they change in place, and an optimizer keeps its state, also
+for copied leaves. If the depth changes, they get new shapes: build a new optimizer, since an old one's state no longer
+fits. Gradients are dropped. An error changes nothing.
 """
 
 import sys
@@ -45,7 +45,7 @@ class Reshaped(NamedTuple):
     """A layer after a change of its tree."""
 
     depth: int
-    origin: Tensor  # (leaves,) int64: the leaf before the change that each leaf is a copy of
+    origin: Tensor  # (leaves,) int64: for each leaf, the earlier leaf that it is a copy of
 
 
 def deepen_(layer: FFF) -> Reshaped:
@@ -59,16 +59,16 @@ def split_leaf_(
 ) -> Reshaped:
     """Split the region of a leaf in two, each with a copy of the leaf. No output changes until they are trained.
 
-    If the leaf has a spare copy beside it, behind a node without weights, the depth stays. Otherwise all leaves get a
-    level more, as by `deepen_`: memory doubles, and each other leaf then has a spare copy for later splits. A `Recipe`
+    If the leaf has a spare copy beside it, behind a node without weights, the depth stays. Otherwise the tree gets one
+    more level, as by `deepen_`: memory doubles, and each other leaf has a spare copy for later splits. A `Recipe`
     keeps the tree and the leaves afterwards.
 
     Args:
         leaf: as layer.route numbers it.
         x: inputs (..., in). Those in the leaf are halved at their median, across the direction in which they vary most.
-        weight, bias: the boundary itself instead, weight . x + bias = 0; weight is (in,).
+        weight, bias: instead, the boundary itself, weight . x + bias = 0; weight is (in,).
 
-    Returns the new depth, and which leaf each new leaf comes from: the two halves are those with origin == leaf.
+    Returns the new depth, and the origin of each new leaf: the two halves are those with origin == leaf.
     """
     _check_plain(layer, "split_leaf_")
     check_linear(layer, "split_leaf_")
@@ -102,8 +102,8 @@ def drop_leaves_(layer: FFF, leaves: Iterable[SupportsIndex]) -> Reshaped:
     """Drop leaves, such as those that no input reaches. Outputs of inputs in other leaves do not change.
 
     A dropped leaf's region goes to its sibling; if all leaves below a node are dropped, their regions go to the leaves
-    on the other side of the node above. The depth stays: the place of a dropped leaf holds a copy that no input
-    reaches. `prune_` then removes the levels that have become superfluous.
+    on the other side of the node above. The depth stays: a dropped leaf's place holds a copy that no input reaches.
+    `prune_` then removes superfluous levels.
     """
     _check_plain(layer, "drop_leaves_")
     listed = leaves.tolist() if isinstance(leaves, Tensor) else leaves
@@ -115,7 +115,7 @@ def drop_leaves_(layer: FFF, leaves: Iterable[SupportsIndex]) -> Reshaped:
     node_origin, leaf_origin = _unchanged(layer)
 
     def fill(new: int, old: int) -> None:
-        """Put what is kept of the subtree at `old` into the subtree at `new`, on the same level."""
+        """Put the kept part of the subtree at `old` into the subtree at `new` on the same level."""
         if old >= layer.num_nodes:
             leaf_origin[new - layer.num_nodes] = old - layer.num_nodes
             return
@@ -132,15 +132,15 @@ def drop_leaves_(layer: FFF, leaves: Iterable[SupportsIndex]) -> Reshaped:
 def prune_(layer: FFF) -> Reshaped:
     """Remove the levels that the tree does not need. No output changes.
 
-    Nodes without weights whose two sides are equal are not needed. The depth becomes the number of other nodes on the
-    longest way; shorter ways are filled with copies.
+    Nodes without weights and with two equal sides are not needed. The depth becomes the number of other nodes on the
+    longest path; shorter ones are filled with copies.
     """
     _check_plain(layer, "prune_")
     decides = [_decides(layer, node) for node in range(layer.num_nodes)]
     first = layer.num_nodes  # of the leaves
 
     def behind(node: int) -> int:
-        """The first node or leaf from here on that makes a difference."""
+        """The first node or leaf from here that makes a difference."""
         while node < first and not decides[node]:
             node = 2 * node + 2
         return node
@@ -186,7 +186,7 @@ def _check_plain(layer: FFF, what: str) -> None:
 
 
 def _check_unused(layer: FFF, what: str) -> None:
-    """Raise if something counts on the numbers of the leaves."""
+    """Raise if something relies on the leaves' numbers."""
     if changes_of(layer):
         raise ValueError(
             f"{what} moves leaves, and this layer has {len(changes_of(layer))} edits on record. Undo them first, or "
@@ -201,7 +201,7 @@ def _unchanged(layer: FFF) -> tuple[Tensor, Tensor]:
 
 
 def _deeper(layer: FFF) -> tuple[Tensor, Tensor]:
-    """The origin of each node (-1: none) and leaf of a tree with a level more."""
+    """The origin of each node (-1: none) and leaf in a tree one level deeper."""
     nodes, leaves = _unchanged(layer)
     return torch.cat([nodes, torch.full_like(leaves, -1)]), leaves.repeat_interleave(2)
 
@@ -209,7 +209,7 @@ def _deeper(layer: FFF) -> tuple[Tensor, Tensor]:
 def _decides(layer: FFF, node: int) -> bool:
     """Whether a node makes a difference: it has weights, or its two sides differ.
 
-    Without weights it sends all inputs one way in the hard pass, but the soft pass still mixes both sides: a converted
+    Without weights, it sends all inputs one way in the hard pass, but the soft pass mixes both sides: a converted
     dense layer starts with such a tree.
     """
     weight = layer.node_weight if layer.node_out_weight is None else layer.node_out_weight
@@ -241,7 +241,7 @@ def _rearrange_(
             continue
         source = parameter.detach() if len(parameter) else parameter.detach().new_zeros(1, *parameter.shape[1:])
         new[name] = source[nodes.clamp(min=0).to(parameter.device)]
-        # With a hidden layer, the output of the node alone must be 0; its hidden layer keeps its weights.
+        # With a hidden layer, only the node's output must be 0; its hidden layer keeps its weights.
         if layer.node_width == 1 or name.startswith("node_out_"):
             new[name][empty.to(parameter.device)] = 0
     for node, (weight, bias) in (boundary or {}).items():
@@ -262,7 +262,7 @@ def _rearrange_(
 
 @torch.no_grad()
 def _boundary(layer: FFF, leaf: int, x: Tensor | None, weight: Tensor | None, bias: float) -> tuple[Tensor, Tensor]:
-    """The weight and bias of a split, given or chosen by inputs, in the layer's dtype."""
+    """A split's weight and bias, given or chosen by inputs, in the layer's dtype."""
     like = layer.node_weight
     if x is not None and weight is None:
         flat = flatten(x, like)

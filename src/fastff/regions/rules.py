@@ -25,7 +25,7 @@ from .geometry import check_linear, norms, path
 
 
 class Wording(NamedTuple):
-    """How rules are written. mean, scale: what standardised the inputs, (in,) in float64."""
+    """How rules are written. mean, scale: of inputs' standardisation, (in,) in float64."""
 
     names: list[str]
     mean: Tensor
@@ -54,7 +54,7 @@ class Wording(NamedTuple):
         return cls(words, center, spread, digits, None if max_terms is None else check_int("max_terms", max_terms, 1))
 
     def standardized(self, x: Tensor, layer: FFF) -> Tensor:
-        """Inputs (..., in) in the data's units, as the layer takes them."""
+        """Inputs (..., in) in the data's units, scaled for the layer."""
         scaled = (x.double().cpu() - self.mean) / self.scale
         return scaled.to(layer.node_weight)
 
@@ -64,7 +64,7 @@ class Wording(NamedTuple):
         return f"{sides[0]} {'>= ' if right else '<  '}{sides[1]}"
 
     def here(self, weight: Tensor, bias: float, logit: float) -> str:
-        """What the left side of a rule gives where the node's logit is this."""
+        """The value of a rule's left side where the node has this logit."""
         return self._rounded(float(self._sides(weight, bias)[1]) + logit, weight)
 
     def _sides(self, weight: Tensor, bias: float) -> tuple[str, str]:
@@ -84,7 +84,7 @@ class Wording(NamedTuple):
         return left, self._rounded(math.fsum([*parts, -bias]), weight)
 
     def _rounded(self, value: float, weight: Tensor) -> str:
-        """A value of a rule's left side, to a digit that is small beside its spread over standardised inputs."""
+        """A value of a rule's left side, to a digit small against its spread over standardised inputs."""
         if self.digits is None or not value:
             return repr(value)
         unit = math.floor(math.log10(norms(weight.unsqueeze(0)).item()))
@@ -111,11 +111,11 @@ def export_text(
     `FFFRegressor` have this as a method.
 
     Args:
-        x: inputs (batch, in), in the units of the rules. Leaves then say how many they get, and what they answer: the
+        x: inputs (batch, in), in the units of the rules. Each leaf then shows its number of inputs and its answer: the
             most frequent class if there are class_names, else the mean output.
         feature_names: of the inputs; x0, x1, ... by default.
         class_names: of the outputs; the largest output is the class.
-        mean, scale: what standardised the inputs before the layer, (in,). The rules are then in the data's own units.
+        mean, scale: of the standardisation before the layer, (in,). The rules are then in the data's own units.
         digits: significant digits of weights; None for all, which makes the rules exact.
         max_terms: features in a rule, those with the largest weights; None for all.
         max_depth: levels to print; None for all.
@@ -136,7 +136,7 @@ def export_text(
 
 
 def describe_leaves(leaf: Tensor, answers: Tensor, names: Sequence[str] | None) -> dict[int, str]:
-    """What leaves answer, by number: answers (batch,) are classes if there are names, else outputs (batch, out)."""
+    """Leaves' answers, by number: answers (batch,) are classes if there are names, else outputs (batch, out)."""
     notes = {}
     for number in leaf.unique().tolist():
         own = answers[leaf == number]
@@ -177,7 +177,7 @@ def tree_text(layer: FFF, wording: Wording, notes: Mapping[int, str], max_depth:
 
 
 def _height(node: int, layer: FFF, constant: Tensor, bias: list[float]) -> int:
-    """The number of decisions on the longest way down from a node."""
+    """The number of decisions on the longest path below a node."""
     if node >= layer.num_nodes:
         return 0
     if constant[node]:
@@ -195,7 +195,7 @@ def path_text(
     digits: int | None = 3,
     max_terms: int | None = 10,
 ) -> str:
-    """The way of one input x (in,) as rules, with its distance to each boundary. Arguments: as in export_text.
+    """The path of an input x (in,) as rules, with its distance to each boundary. Arguments: as in export_text.
 
     "here" is the value of the rule's left side. Distances are Euclidean in the layer's inputs, which are standardised
     if mean and scale are given: then a distance of 1 is one standard deviation.

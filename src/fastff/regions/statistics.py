@@ -1,9 +1,9 @@
-"""What reaches each node and leaf of one FFF layer: counts, labels, loss, entropies, margins and examples.
+"""Statistics of each node and leaf of one FFF layer: counts, labels, loss, entropies, margins and examples.
 
-Data streams through the model once. Counts and histograms are kept for every node and leaf, and a bounded number of
-inputs as examples; nothing else.
+Data streams through the model once. Only counts, sums and histograms are kept for every node and leaf, and a bounded
+number of inputs as examples.
 
-Values for nodes and leaves stand in one tensor, in heap order: node i at i, and leaf j of a tree with n nodes at n + j.
+Values for nodes and leaves are in one tensor, in heap order: node i at i, and leaf j of a tree with n nodes at n + j.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Region:
 
 @dataclass(frozen=True, repr=False)
 class Statistics:
-    """The nodes and leaves of one FFF layer, and what reaches them. Tensors are (nodes + leaves,), in heap order."""
+    """Statistics of one FFF layer's nodes and leaves. Tensors are (nodes + leaves,), in heap order."""
 
     layer: str  # its name in the model
     depth: int
@@ -173,8 +173,8 @@ def statistics(
 
     A batch is a tensor, a tuple (input, target), or a mapping of keyword arguments whose targets are called "labels".
     Integer targets are labels; real ones are averaged. Integer inputs (batch, length), one for each input of the layer,
-    are tokens. If the model's output has a score for each label, the highest one is the prediction. Positions that an
-    "attention_mask" leaves out do not count.
+    are tokens. If the model's output has a score for each label, the highest is the prediction. Positions masked by an
+    "attention_mask" do not count.
 
     Args:
         data: a batch or an iterable of batches, such as a DataLoader. It is read once and never held.
@@ -186,8 +186,8 @@ def statistics(
         seed: of the random examples.
         progress: show a progress bar (needs rich).
 
-    Typical examples are those nearest to the mean of the region's inputs, out of 64 or fewer random ones; of all inputs
-    if the region has no more than that.
+    Typical examples are those nearest to the mean of the region's inputs, out of 64 or fewer random ones, or of all
+    inputs if the region has no more.
     """
     name, found = find_layer(model, layer)
     collector = Collector(
@@ -227,7 +227,7 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, FFF]:
 
 
 def _length(data: Any) -> int | None:
-    """The number of batches, if data tells."""
+    """The number of batches, if known."""
     found = batches(data)
     try:
         return len(found)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""The traffic of an edit: which inputs of a reference data set meet the leaves that it touched, and what moves.
+"""The traffic of an edit: which inputs of a reference data set meet the touched leaves, and which outputs move.
 
-Outside the touched leaves a layer's outputs keep every bit. In a transformer attention carries a change to the other
-tokens of its sequence. So the report counts samples (sequences) none of whose inputs meet a touched leaf: for these the
+Outside the touched leaves, a layer's outputs keep every bit. In a transformer, attention carries a change to the other
+tokens of its sequence. So the report counts samples (sequences) without an input in a touched leaf: for these, the
 whole model is unchanged.
 """
 
@@ -25,13 +25,13 @@ class Traffic:
     """What an edit does to the inputs of a data set. str() prints it."""
 
     samples: int = 0  # rows of the batches: images, sequences
-    untouched_samples: int = 0  # none of whose inputs meet a touched leaf: nothing changes for them
+    untouched_samples: int = 0  # without an input in a touched leaf: nothing changes for them
     inputs: int = 0  # inputs of the layer: samples, or tokens
     touched: int = 0  # those in touched leaves
     by_leaf: dict[int, int] = field(default_factory=dict)  # inputs of each touched leaf
     mean_change: float = 0.0  # of the layer's output at touched inputs: the norm of the difference
     max_change: float = 0.0
-    moved_samples: int = 0  # whose output of the model differs in any bit
+    moved_samples: int = 0  # with any different bit in the model's output
     max_output_change: float = 0.0  # of any number in the model's output
     answers: int = 0  # outputs of the model, each with a largest number: its answer
     changed_answers: int = 0
@@ -106,7 +106,7 @@ class _Swap:
         parts |= {name: tensor.to(device) for name, tensor in rows.items()}
         every = {field: parts.get(f"leaf_{field}") for field in Leaves._fields}
         self.rows = Leaves(**every)  # type: ignore[arg-type]
-        self.touched: list[Tensor] = []  # of each call in the last run: the place of its leaf in `leaves`, or -1
+        self.touched: list[Tensor] = []  # by call in the last run: place of inputs' leaves in `leaves`, or -1
         self.changes: list[Tensor] = []  # of each call: the norm of the output's change at touched inputs
         self.leading: list[torch.Size] = []
 
@@ -153,7 +153,7 @@ def _count(found: Traffic, new: _Swap, samples: int) -> float:
         counts = torch.bincount(place[place >= 0].cpu(), minlength=len(found.by_leaf)).tolist()
         for leaf, count in zip(found.by_leaf, counts, strict=True):
             found.by_leaf[leaf] += count
-        # A model may merge samples and tokens before the layer; if it does something else, every sample counts as seen.
+        # A model may merge samples and tokens before the layer. If it does anything else, every sample counts as seen.
         whole = (leading[:1] == (samples,) or len(place) % samples == 0) if samples else False
         seen |= is_touched.reshape(samples, -1).any(1) if whole else is_touched.any()
     found.max_change = max(found.max_change, float(change.max()))

@@ -48,9 +48,9 @@ class Usage:
 def usage(model: nn.Module, data: Any = None) -> dict[str, Usage]:
     """How the tree of every FFF layer is used, by layer name.
 
-    With `data` (a batch or an iterable of batches, as in initialize_tree_) the model runs on it in evaluation mode.
-    Without data, the last training forward is read. With `decision="sampled"` and many nodes that knows no soft mass:
-    the mass is then the number of visits. With `epsilon` > 0 it is the mass of the visited nodes and of their children.
+    With `data` (a batch or an iterable of batches, as in initialize_tree_), the model runs on it in evaluation mode.
+    Without data, the last training forward is read. With `decision="sampled"` and many nodes, it has no soft mass: the
+    mass is then the number of visits. With `epsilon` > 0, it is the mass of the visited nodes and their children.
     """
     if data is None:
         with torch.no_grad():

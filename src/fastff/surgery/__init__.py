@@ -10,7 +10,7 @@ Save:     checkpoint.py; specification.py and history.py say what was done, file
 Quantise: quantize.py, int8 leaves; precision.py says which weights of a model are quantised.
 Compare:  comparing.py; controls.py makes the models beside FFF, comparison_rows.py measures each, comparison.py shows
           the rows, comparison_file.py keeps them.
-report.py has the results of all of them.
+report.py has the results of all these.
 """
 
 from .apply import apply_

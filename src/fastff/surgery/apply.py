@@ -1,4 +1,4 @@
-"""apply_: put FFF layers into a model as a specification says. replace_ and load_ end in the same few edits.
+"""apply_: put FFF layers into a model as specified. replace_ and load_ end in the same few edits.
 
 Everything is checked and built first; the model changes in one go at the end.
 """
@@ -30,8 +30,8 @@ class Edit(NamedTuple):
 def apply_(model: nn.Module, specification: Specification) -> None:
     """Repeat on a fresh `model` what `replace_` did to another: FFF layers of the same sizes in the same places.
 
-    Their weights are random. Load the state dict of the other model afterwards; it fits strictly. The model may be on
-    the meta device. An error, or Ctrl-C, leaves it unchanged.
+    Their weights are random. Load the other model's state dict afterwards, with strict=True. The model may be on the
+    meta device. An error, or Ctrl-C, leaves it unchanged.
     """
     edits = plan(model, specification)
     with unchanged_on_error(model):
@@ -39,7 +39,7 @@ def apply_(model: nn.Module, specification: Specification) -> None:
 
 
 def plan(model: nn.Module, specification: Specification) -> list[Edit]:
-    """The edits that apply_ makes, checked, with the layers built."""
+    """The checked edits that apply_ makes, with the layers built."""
     check_mode()
     check_model(model)
     check_specification(specification)
@@ -63,7 +63,7 @@ def remember(model: nn.Module, specification: Specification) -> list[Edit]:
         if hasattr(type(model), "push_to_hub"):
             edits.append(Edit(model, "push_to_hub", refuse_push))
     if isinstance(vars(model).get("name_or_path"), str):
-        # PEFT writes it into its adapters as their base model, and that one is dense.
+        # PEFT would write it into its adapters as their base model, which is dense.
         edits.append(Edit(model, "name_or_path", ""))
     return edits
 
@@ -81,7 +81,7 @@ def edits_for(model: nn.Module, entry: Mapping[str, Any], layer: nn.Module) -> l
         owner, name = _slot(model, path)
         keeps_module = isinstance(getattr(owner, name), nn.Module)
         edits.append(Edit(owner, name, nn.Identity().train(owner.training) if keeps_module else identity))
-    # In evaluation torch.nn's encoder has a fused kernel that reads the weights of linear1 and linear2 directly.
+    # In evaluation, torch.nn's encoder has a fused kernel that reads linear1's and linear2's weights directly.
     parts = entry["name"].split(".")
     for above in (model.get_submodule(".".join(parts[:i])) for i in range(len(parts))):
         if hasattr(above, "activation_relu_or_gelu"):

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..activations import GATED, PLAIN, Activation, apply
 from .linears import Linear, agrees, wide_dtype
 
-# The forms that surgery looks for. The first three are modules that do nothing else and are replaced whole. In the last
-# two, the FFF replaces the first linear layer, and everything up to and including the second becomes the identity.
+# The forms that surgery looks for. The first three are modules that do nothing else and are replaced whole. In the
+# last two, the FFF replaces the first linear layer, and everything up to and including the second becomes the identity.
 FORMS = {
     "plain": "down(activation(up(x))) in its own module",
     "gated": "down(activation(gate(x)) * up(x)) in its own module",
@@ -27,7 +27,7 @@ class Skip(Exception):
 
 
 class CannotRun(Skip):
-    """It does not run on a probe; it counts as skipped only if it visibly has an activation."""
+    """A module that does not run on a probe; reported only if it visibly has an activation."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Weights:
         return F.linear(self.hidden(x, act), self.down, self.down_bias)
 
     def hidden(self, x: Tensor, act: Activation) -> Tensor:
-        """Its hidden layer: (..., width)."""
+        """The hidden layer: (..., width)."""
         gate = None if self.gate is None else F.linear(x, self.gate, self.gate_bias)
         return apply(act, F.linear(x, self.up, self.up_bias), gate)
 
@@ -93,7 +93,7 @@ def readings(linears: Sequence[Linear]) -> Iterator[tuple[str, Weights]]:
 class Block:
     """A feedforward block that was found and verified in a model.
 
-    name: the path where the FFF goes. activation: as FFF takes it; `activation_at` is the path of a callable one.
+    name: the FFF's path. activation: as for FFF; if it is a callable, `activation_at` is its path.
     linears: the paths of the linear layers. identity: the paths that become the identity. dropout: the rate on the
     hidden layer. dropout_after: the path of an nn.Dropout on the output, which is kept, or a functional one's rate.
     """

@@ -1,11 +1,11 @@
 """save and load_: a converted model in a directory, as one safetensors file, never as a pickle.
 
 fastff.safetensors has every tensor of the state dict once and, in its header, a note: the version of this format and
-the surgery's specification. Somebody else may have written it. So nothing is built before the note has been checked,
-by itself and against the names and shapes in the header, and nothing is changed before the converted model has been
-compared with the header, tensor by tensor.
+the surgery's specification. The file may come from somebody else. So nothing is built before the note is checked, by
+itself and against the names and shapes in the header, and nothing is changed before the converted model is compared
+with the header, tensor by tensor.
 
-The file's name is not the one that Hugging Face's from_pretrained looks for, which would load the tensors that it knows
+The file's name is not the one that Hugging Face's from_pretrained looks for: that would load the tensors that it knows
 and fill the dense blocks at random.
 """
 

@@ -54,7 +54,7 @@ def leaf_width_of(block: Block, depth: int, leaf_width: int | None) -> int:
 
 
 def passes(filter: Checked, name: str, part: Any) -> bool:
-    """Whether a checked filter wants the part of a model that has this name."""
+    """Whether a checked filter takes the part of a model with this name."""
     if filter is None:
         return True
     if callable(filter):

@@ -1,4 +1,4 @@
-"""How close a converted layer or model is to the dense one. Two measures, each with one name:
+"""Measure how close a converted layer or model is to the dense one:
 
 - missed: the fraction of a dense block's output variance that the layer's hard pass misses, on the same inputs;
 - drift: the difference between a model and its teacher, as a fraction of the teacher's variance, at any one place.
@@ -77,7 +77,7 @@ def check_varies(theirs: Tensor) -> None:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor in a model's output: the output itself, or the first floating-point one of a tuple or mapping."""
+    """The tensor in a model's output: the output itself, or the first floating-point one in a tuple or mapping."""
     values = (
         output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else [output]
     )

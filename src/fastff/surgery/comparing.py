@@ -1,8 +1,8 @@
 """compare: is a converted model cheaper, at the same quality, than what a user would do instead?
 
-For every size, FFF layers stand beside a dense layer of the same neurons a token and a low-rank block of the same
-FLOPs, fitted to the same inputs, and beside the block with all but its largest neurons pruned; all are distilled from
-the original with the same batches, steps and rate. int8 weights and the untouched original complete the table.
+For every size, FFF layers stand beside three controls: a dense layer of as many neurons per token and a low-rank block
+of the same FLOPs, fitted to the same inputs, and the block pruned to its largest neurons. All are distilled from the
+original with the same batches, steps and rate. int8 weights and the untouched original complete the table.
 controls.py makes the models, comparison_times.py times each beside the original, comparison.py shows the rows,
 comparison_file.py keeps them.
 """
@@ -54,10 +54,10 @@ def compare(
     rows: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Compare FFF layers in the place of a model's feedforward blocks with what else would make it cheaper.
+    """Compare FFF layers in place of a model's feedforward blocks with other ways to make it cheaper.
 
-    Each size gets four rows: FFF; a dense layer of the same neurons a token; the block with low-rank matrices, at the
-    same FLOPs; the block pruned by magnitude to the same neurons. The first three are fitted to `data`. All are
+    Each size gets four rows: FFF; a dense layer with as many neurons per token; the block with low-rank matrices, at
+    the same FLOPs; the block pruned by magnitude to as many neurons. The first three are fitted to `data`. All are
     distilled from the original with the same batches, steps and rate. The original and its int8 version have a row
     each. The model is not changed: all work is done on copies.
 
@@ -68,15 +68,15 @@ def compare(
         held_out: other batches, for the quality.
         quality: a function of (model, batches of held_out) that returns a number. By default "match": the fraction of
             the variance of the original's output that the model reproduces, 1 - drift.
-        lower_is_better: whether small values of the quality are good ones, as for a perplexity.
+        lower_is_better: whether a lower quality value is better, as for perplexity.
         steps, rate, loss: of distillation, as in `distill_` with a teacher. steps=0 compares fitted models.
         samples: the number of inputs of each block to fit to.
         methods: which of "FFF", "dense", "low rank", "pruned" and "int8" to run.
         filter, example: which blocks, and a batch to find them with, as in `replace_`.
         timed: the batch to time, or several of one shape; by default the first of held_out.
-        budget: about the seconds of timing for a row's blocks, and again for its model; slow models take longer.
+        budget: seconds of timing, roughly, for a row's blocks, and again for its model; slow models take longer.
         seed: of the fit and of distillation; the same for every row.
-        rows: a JSON file that keeps the rows. Rows that it has are not run again, so an interrupted comparison goes on.
+        rows: a JSON file that keeps the rows. Rows in it are not run again, so an interrupted comparison can resume.
         progress: show a progress bar (needs rich).
     """
     check_mode()
@@ -152,7 +152,7 @@ def compare(
 
 
 class Batches:
-    """Batches that can be read again and again. A list of tensors of integers would pass for one batch."""
+    """Batches that can be read repeatedly. A list of integer tensors would be taken for one batch."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts

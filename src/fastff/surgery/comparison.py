@@ -65,9 +65,9 @@ COLUMNS = [f.name for f in dataclasses.fields(Compared)]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison; str() makes a table of them, `plot` a picture.
+    """The rows of a comparison; str() gives a table, `plot` a picture.
 
-    quality: the name of the quality measure. lower_is_better: whether small values of it are good ones. settings: how
+    quality: the name of the quality measure. lower_is_better: whether lower values of it are better. settings: how
     the rows were made, as plain numbers and strings.
     """
 
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def front(self) -> list[Compared]:
-        """The rows that no other row beats: none is at least as good and faster, or better and as fast."""
+        """The rows that no other row beats: none is faster and at least as good, or better and as fast."""
         rows = [row for row in self.rows if row.quality is not None and row.model_speedup is not None]
         return [row for row in rows if not any(self._beats(other, row) for other in rows)]
 
@@ -149,7 +149,7 @@ class Comparison:
         style: Any = {
             "svg.fonttype": "none",
             "svg.hashsalt": "fastff",
-        }  # text as text: small files, the same every time
+        }  # text stays text: small, reproducible files
         with plt.rc_context(style):
             figure, panels = plt.subplots(1, 2, figsize=(10, 4.4), sharey=True, layout="constrained")
             for axes, part in zip(panels, ("block", "model"), strict=True):

@@ -1,7 +1,7 @@
 """The file of a comparison: JSON with its settings and the rows that are done, replaced as a whole after every row.
 
-Rows of another model, other data or other settings are not mixed in: the file says what it is of, and a comparison that
-differs stops before any work. Sizes may differ: their rows add up.
+Rows of another model, other data or other settings are not mixed in: the file records these, and a comparison that
+differs stops before any work. Sizes may differ: their rows are added.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _VALUES = 256  # of a model's tensor, spread evenly: enough to tell one training
 
 
 def fingerprint(value: Any) -> str:
-    """A short name for the content of a model, a tensor, a batch or a function: what it holds, and its code."""
+    """A short name for the content of a model, a tensor, a batch or a function: its values and its code."""
     digest = hashlib.blake2b(digest_size=8)
     _add(digest, value)
     return digest.hexdigest()

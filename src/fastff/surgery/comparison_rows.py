@@ -39,7 +39,7 @@ def match(original: nn.Module) -> Quality:
 
 @dataclass(frozen=True)
 class Rows:
-    """What all rows of a comparison share."""
+    """Shared by all rows of a comparison."""
 
     original: nn.Module
     blocks: Sequence[Block]
@@ -97,7 +97,7 @@ class Rows:
         return self._build(Task(ORIGINAL, "", None, None, 0, 0))
 
     def _distil(self, made: Candidate, tell: Advance) -> list[str]:
-        """Distil a candidate; returns what there is to note."""
+        """Distil a candidate; returns notes for the row."""
         blocks = {block.name: block for block in self.blocks}
         found = distill_model_(
             made.model,
@@ -114,7 +114,7 @@ class Rows:
         return [] if last.kept else [f"distillation was undone: {last.note}"]
 
     def _quality(self, model: nn.Module) -> tuple[float | None, str]:
-        """The quality of a model; None and why if it is not finite."""
+        """A model's quality; None and why if it is not finite."""
         with evaluation_mode(model), torch.no_grad():
             value = self.quality(model, self.held_out)
         value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

@@ -1,4 +1,4 @@
-"""Time a candidate of `compare` beside the original, in turn: its blocks, and the whole model."""
+"""Time a candidate of `compare` and the original in turn: the blocks, and the whole model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from ..batches import batches, evaluation_mode, feed, watch_inputs
 from .controls import Candidate
 
 _SAMPLES, _INPUTS = 30, 4  # timing samples of each; inputs that rotate
-_LEAST_CALLS = 10  # of a slow model and its original together, beyond the budget: a few samples of each
+_LEAST_CALLS = 10  # of a slow model and its original together, even beyond the budget
 
 
 class Taken(NamedTuple):
@@ -29,7 +29,7 @@ class Taken(NamedTuple):
 
 
 def timed_batches(data: Any) -> list[Any]:
-    """A few batches of one shape, to rotate: those among the first ones that have the shape of the first."""
+    """A few batches to rotate: among the first ones, those with the first one's shape."""
     found = [batch for batch, _ in zip(batches(data), range(4 * _INPUTS), strict=False)]
     if not found:
         raise ValueError("there is no batch to time. Pass timed=, a batch for the model, or more of held_out.")
@@ -45,9 +45,9 @@ def _shape(batch: Any) -> Any:
 
 
 def take_times(original: Candidate, candidate: Candidate, timed: Sequence[Any], budget: float) -> Taken:
-    """Time both, about `budget` seconds for the blocks and as many for the models, and longer where a call is slow.
+    """Time both: about `budget` seconds for the blocks, as many for the models, and longer where a call is slow.
 
-    The original beside itself is timed once.
+    If both are the original, it is timed once.
     """
     from ..bench.hardware import OtherLoad
 
@@ -83,8 +83,8 @@ def _forward(model: nn.Module) -> Callable[[Any], Any]:
 def _block_calls(
     both: Mapping[str, Candidate], timed: Sequence[Any]
 ) -> tuple[dict[str, Callable[[Any], Any]], list[list[Tensor]]]:
-    """Functions that run all blocks, and their inputs: those that reach the first one's, so that its leaves are visited
-    as in real use."""
+    """Functions that run all blocks, and the inputs that reach the first candidate's blocks: its leaves are visited as
+    in real use."""
     inputs, candidate = [], next(iter(both.values()))
     for batch in timed:
         seen: dict[str, Tensor] = {}
@@ -114,7 +114,7 @@ def _beside(
     for runner in runners.values():
         runner.sample(1)
     once = max(runner.sample(1) for runner in runners.values()) / 1e6
-    for patience in (1, 20):  # on a busy machine a quick call now and then seems slow
+    for patience in (1, 20):  # on a busy machine, a quick call sometimes seems slow
         least = patience * max(_LEAST_CALLS * once, 0.01)
         found, skipped = interleave(runners, budget=max(budget, least), samples=_SAMPLES)
         if not skipped:

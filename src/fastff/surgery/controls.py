@@ -1,14 +1,13 @@
-"""The models that `compare` measures: FFF, and beside it what a user would do instead. Each is made from a copy.
+"""The models that `compare` measures: FFF, and the alternatives that a user has. Each is made from a copy.
 
     FFF         trees of a given depth and leaf width
-    dense       one layer of the neurons that the tree uses for a token: depth + leaf_width
+    dense       one layer with as many neurons as the tree uses per token: depth + leaf_width
     low rank    the whole block with factored matrices, at the FLOPs of the tree
     pruned      the dense block's neurons of largest weights, as many as "dense" has, with their own output weights
     int8        the original with int8 weights
     original    the model itself
 
-FFF, dense and low rank are fitted to the same inputs. All that are smaller than the original train in the same way
-afterwards.
+FFF, dense and low rank are fitted to the same inputs. All models smaller than the original then train in the same way.
 """
 
 import copy
@@ -34,10 +33,10 @@ ORIGINAL = "original"
 
 
 class Task(NamedTuple):
-    """One model to measure. depth and leaf_width: of the tree that it is, or that it is a control of; None if neither.
+    """One model to measure. depth and leaf_width: of the tree, or the tree it is a control for; None if neither.
 
-    size: in words, as a table shows it. neurons: the hidden neurons of a block that a token uses. flops: two for each
-    product of a weight and a number. Both are means over the blocks.
+    size: in words, for the table. neurons: the hidden neurons of a block that a token uses. flops: per token, two for
+    each product of a weight and a number. Both are means over the blocks.
     """
 
     method: str
@@ -52,7 +51,7 @@ class Candidate(NamedTuple):
     """A model that was made for a task.
 
     trained: its new layers by block, which learn in distillation. parts: the function of each block, for timing.
-    inputs: the module by block whose input is the block's. how: what made it, if that is not in the task.
+    inputs: by block, a module with the same input. how: what made it, if that is not in the task.
     """
 
     model: nn.Module
@@ -63,13 +62,13 @@ class Candidate(NamedTuple):
 
 
 def flops_of_tree(block: Block, depth: int, leaf_width: int) -> int:
-    """The FLOPs of a token in an FFF of this size; depth 0 is a dense layer."""
+    """The FLOPs per token of an FFF of this size; depth 0 is a dense layer."""
     inner = 1 if block.weights.gate is None else 2
     return 2 * (depth * block.in_features + leaf_width * (inner * block.in_features + block.out_features))
 
 
 def tasks(blocks: Sequence[Block], sizes: Sequence[tuple[int, int]], methods: Sequence[str]) -> list[Task]:
-    """The original, then the methods for each size, then int8. A control that two sizes share is there once."""
+    """The original, then the methods for each size, then int8. A control that two sizes share occurs once."""
     width, whole = _mean([b.width for b in blocks]), _mean([flops_of_tree(b, 0, b.width) for b in blocks])
     made = [Task(ORIGINAL, _spread([b.width for b in blocks]), None, None, width, whole)]
     for depth, leaf_width in sizes:
@@ -134,7 +133,7 @@ def _low_rank(
     layers: dict[str, nn.Module] = {}
     for block in blocks:
         layer = LowRank(block, rank_for(block, flops_of_tree(block, *_sizes(task))))
-        fit_low_rank_(layer, block, hold_out(seen.pop(block.name))[1])  # what replace_ fits to, too
+        fit_low_rank_(layer, block, hold_out(seen.pop(block.name))[1])  # as in replace_
         sizes = {"depth": 0, "leaf_width": block.width, "node_width": 1, "transposition": 0.0, "decision": "soft"}
         commit(edits_for(model, entry_of(block, sizes), layer.eval()))
         layers[block.name] = layer

@@ -48,7 +48,7 @@ def distill_(
     from the teacher as a fraction of its variance, at the inputs of each block and, as "output", at the output.
 
     Args:
-        report: what `replace_` returned for this model; it has the dense blocks.
+        report: the result of `replace_` for this model; it has the dense blocks.
         data: batches for the model, as in `initialize_tree_`. With a teacher, a step takes one batch, and the last
             tenth of the batches that are read, 16 at most, is held out.
         steps, batch, rate: of Adam, for each layer; the rate decays to 0 along a cosine. With a teacher, `batch` is

@@ -34,8 +34,8 @@ def distill_layer_(
     rate: float,
     train_tree: bool = False,
 ) -> Distilled:
-    """Train the leaves of one layer on the outputs of its dense block at x (samples, in), and its tree if wanted.
-    Weights that end up worse on held-out inputs are restored."""
+    """Train a layer's leaves, and its tree if wanted, on the outputs of its dense block at x (samples, in). Weights
+    that end up worse on held-out inputs are restored."""
     dense = dense_layer(block).to(layer.leaf_in_weight)
     held_out, train = hold_out(x)
     learned = learners(layer, train_tree)
@@ -111,7 +111,7 @@ def training_pass(layer: FFF, train_tree: bool) -> Callable[[Tensor], Tensor]:
 
 
 def sampled(layer: FFF, x: Tensor) -> Tensor:
-    """The hard pass at x (..., in). Each sample tries one other leaf: an estimate of the gradient of its nodes."""
+    """The hard pass at x (..., in). Each sample tries one other leaf, to estimate its nodes' gradient."""
     found = functional.sampled(
         x, layer.tree, layer.leaves, activation=layer.activation, temperature=layer.temperature_tensor
     )
@@ -121,8 +121,8 @@ def sampled(layer: FFF, x: Tensor) -> Tensor:
 def visited(layer: FFF, x: Tensor) -> Tensor:
     """The hard pass at x (..., in), for training: one call for the samples of each leaf.
 
-    Each leaf's gradient stays apart. An index into the parameter of all leaves would have a gradient of that
-    parameter's size for every leaf that is visited.
+    Each leaf's gradient stays separate. An index into the parameter of all leaves would make a gradient of that
+    parameter's size for every visited leaf.
     """
     flat = x.reshape(-1, layer.in_features)
     if not len(flat):

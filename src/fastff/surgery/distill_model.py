@@ -1,8 +1,8 @@
 """Distillation of a whole model: all leaves learn at once, in the hard pass, to match the dense model.
 
-Layer by layer, what each FFF misses adds up on the way to the model's output. Here the loss is the drift from the
-teacher at the inputs of each replaced block and at the output, on the same batch. So a later layer learns to make up
-for what an earlier one misses.
+Layer by layer, the errors of the FFFs add up on the way to the model's output. Here the loss is the drift from the
+teacher at the inputs of each replaced block and at the output, on the same batch. So a later layer learns to correct
+an earlier one's error.
 """
 
 import math
@@ -46,7 +46,7 @@ def distill_model_(
     """Train the leaves of these layers; returns the drift at each place before and after, on held-out batches.
 
     If the output ends up no closer to the teacher's, the leaves are restored. blocks: the dense block that each layer
-    replaced. A layer that is no FFF, such as a control of `compare`, trains all its parameters.
+    replaced. A layer that is no FFF, such as a control in `compare`, trains all its parameters.
     """
     pair = _Pair(model, teacher, layers, blocks, loss)
     leaves = [p for layer in layers.values() for p in _leaves(layer)]
@@ -77,7 +77,7 @@ def _leaves(layer: nn.Module) -> Iterable[nn.Parameter]:
 
 
 def _split(data: Any, steps: int) -> tuple[list[Any], list[Any]]:
-    """The batches to train on, and those to measure on: the last, as replace_ may have fitted leaves to the first."""
+    """The batches to train on, and the last, to measure on: replace_ may have fitted leaves to the first."""
     parts = list(islice(batches(data), steps + HELD_OUT_BATCHES))
     if not parts:
         raise ValueError("data holds no batch. Pass batches for the model.")
@@ -139,7 +139,7 @@ class _Pair:
         return watch_calls(dict.fromkeys([*self.layers.values(), *self.dense.values()]), see)
 
     def drifts(self, batch: Any) -> dict[str, Tensor]:
-        """The drift on a batch, by place; the given loss, if there is one, at the output."""
+        """The drift on a batch, by place; at the output, the given loss if there is one."""
         with torch.no_grad():
             theirs = run_on(self.teacher, batch, "the teacher")
         ours = run_on(self.model, batch)
@@ -171,7 +171,7 @@ def _describe(value: Any) -> str:
 
 @guarded
 def _only(model: nn.Module, leaves: list[nn.Parameter]) -> Iterator[None]:
-    """Within the block, only these parameters of a model train; requires_grad and grad are restored after it."""
+    """Within the block, only these parameters of a model train; requires_grad and grad are then restored."""
     state = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     try:
         for p, *_ in state:

@@ -1,7 +1,7 @@
 """The dropout of a block: where it acts, and its rate. FFF has dropout on the hidden layer of its leaves.
 
-nn.Dropout says its rate. torch.nn.functional.dropout does not, but it can be read off a training pass: dropped entries
-are 0, the others are multiplied by 1 / (1 - rate).
+nn.Dropout stores its rate. The rate of torch.nn.functional.dropout is read off a training pass: dropped entries are 0,
+the others are multiplied by 1 / (1 - rate).
 """
 
 import torch
@@ -28,7 +28,7 @@ def hidden_dropout(drops: list[nn.Dropout]) -> float:
 def check_dropout_place(calls: list[Call], found: Match, x: Tensor) -> None:
     """Skip a block if a dropout among these calls does not act on the hidden layer that leads to the output."""
     if found.activation in ("relu", "identity"):
-        return  # dropout before or after these is the same
+        return  # dropout before or after them is the same
     hidden = found.weights.hidden(x, found.function).double()
     for call in calls:
         if not isinstance(call.module, nn.Dropout) or not call.module.p:
@@ -41,11 +41,11 @@ def check_dropout_place(calls: list[Call], found: Match, x: Tensor) -> None:
 def functional_rates(
     weights: Weights, act: Activation, x: Tensor, inner: list[Tensor], hidden: Tensor, y: Tensor
 ) -> tuple[float, float] | None:
-    """The rates of functional dropout on the hidden layer and on the output, in a training pass; None if other things
-    happen there.
+    """The rates of functional dropout on the hidden layer and on the output, in a training pass; None if more than
+    that happens.
 
-    x: the block's input (samples, tokens, in). inner: what reached each of its first linear layers. hidden: what
-    reached its last one. y: its output.
+    x: the block's input (samples, tokens, in). inner: the input of each of its first linear layers. hidden: the last
+    one's input. y: the block's output.
     """
     if not all(seen.shape == x.shape and torch.equal(seen, x) for seen in inner):
         return None
@@ -69,6 +69,6 @@ def _rate(seen: Tensor, clean: Tensor, exact: Tensor) -> float | None:
     dropped = ~kept & (clean != 0)
     if not 0 < rate < 1 or not agrees(seen, kept * clean / (1 - rate), kept * exact / (1 - rate)):
         return None
-    # Each entry is dropped alone: not whole samples, tokens or features, as stochastic depth and Dropout1d do.
+    # Entries are dropped singly: not whole samples, tokens or features, as in stochastic depth and Dropout1d.
     alone = all(bool((dropped.any(dim) & (kept & (clean != 0)).any(dim)).any()) for dim in range(dropped.dim()))
     return rate if alone else None

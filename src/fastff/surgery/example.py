@@ -1,8 +1,8 @@
-"""A batch for a whole model, made from its config: what replace_ runs where no example= is given.
+"""A batch for a whole model, made from its config, for replace_ if no example= is given.
 
-Hugging Face models say in their config how large a vocabulary, an image or a spectrogram is, and in their forward which
-of these they take. A few batches are tried, smallest first, and the first that the model runs on is the example. A
-model without a config, or one that needs something else, has none.
+In Hugging Face models, the config gives the size of a vocabulary, an image or a spectrogram, and the forward's
+arguments say which of these it takes. A few batches are tried, smallest first; the first that the model runs on is the
+example. A model without a config, or one that needs something else, has none.
 """
 
 import inspect
@@ -30,9 +30,9 @@ def example_of(model: nn.Module) -> dict[str, Tensor] | None:
             run_example(model, batch, training=True)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # foreign code, which says in many ways that it wants another batch
+        except Exception:  # foreign code, which rejects a batch in many ways
             continue
-        # Where the model gives NaN, no comparison can say anything.
+        # If the model gives NaN, no comparison can say anything.
         if not any(t.is_floating_point() and t.isnan().any() for t in tensors_of(output)):
             return batch
     return None
@@ -57,7 +57,7 @@ def _batches(model: nn.Module, config: Any) -> Iterator[dict[str, Tensor]]:
 
 
 def _tokens(config: Any, model: nn.Module) -> Iterator[Tensor]:
-    """Ordinary tokens: none that the config gives a meaning of its own."""
+    """Ordinary tokens: none that have a special meaning in the config."""
     vocabulary = size_in(config, "vocab_size")
     if vocabulary is None:
         return

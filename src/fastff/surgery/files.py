@@ -1,4 +1,4 @@
-"""What writer and reader of a save share: the file's name, the dtypes it can hold, checks of the path.
+"""Shared by a save's writer and reader: the file's name, the dtypes it can hold, checks of the path.
 
 fastff.safetensors has the tensors and, in its header, a note in JSON that says how to load them. staging.py and
 write.py write it, read.py reads it.

@@ -1,7 +1,7 @@
 """Find the feedforward blocks of a model by what they compute, not by their names.
 
-Linear layers whose sizes fit are candidates. A candidate runs on a probe, and its weights are read in each way that
-FORMS names. It is a block if exactly one reading reproduces what the model's own modules computed, in evaluation and in
+Linear layers with fitting sizes are candidates. A candidate runs on a probe, and its weights are read in each way that
+FORMS names. It is a block if exactly one reading reproduces what the model's modules compute, in evaluation and in
 training with nn.Dropout off. Everything else is left alone, with a reason if it looked like a block.
 """
 
@@ -25,7 +25,7 @@ _RANDOM = "in training its output is random or differs, and no dropout that FFF 
 
 
 class Finder:
-    """One search. blocks: found. skipped: (path, reason). present: the FFF layers that the model already has."""
+    """One search. blocks: found. skipped: (path, reason). present: FFF layers that the model already has."""
 
     def __init__(self, model: nn.Module, example: Any = None) -> None:
         self.model, self.example = model, example
@@ -89,7 +89,7 @@ class Finder:
         x = probe(first.in_features, first.weight)
         spread = (x @ first.weight.T).std()
         if spread > 0:
-            x = x * (2 / spread)  # where activations differ from each other and from straight lines
+            x = x * (2 / spread)  # here activations differ from each other and from straight lines
         y, calls = self._run(owner, x, training=False)
         if not isinstance(y, Tensor) or y.shape[:-1] != x.shape[:-1]:
             return None
@@ -97,7 +97,7 @@ class Finder:
         if sorted(map(id, order)) != sorted(map(id, linears)):
             raise Skip("its forward does not call each of its linear layers exactly once")
         found = self._match(order, owner, calls, x, y)
-        far = x * (20 if x.dtype == torch.float16 else 500)  # where a clipped activation shows
+        far = x * (20 if x.dtype == torch.float16 else 500)  # here a clipped activation shows
         if not found.weights.explain(far, self._run(owner, far, training=False)[0], found.function):
             raise Skip("at large inputs its output differs from the one recomputed from its weights: it is clipped")
         after: list[nn.Module | float]
@@ -130,14 +130,14 @@ class Finder:
         return rates
 
     def _with_more_inputs(self, owner: nn.Module) -> Block:
-        """A block whose module also takes, say, the residual (BLOOM, MPT): the module stays, its parts are replaced."""
+        """A block in a module that also takes, say, the residual (BLOOM, MPT): only the module's parts are replaced."""
         block = self._in_place(owner)
         if block is None:
             raise CannotRun("it takes more than one input, and is not two linear layers with an activation between")
         return block
 
     def _in_place(self, scope: nn.Module) -> Block | None:
-        """A block whose parts lie in a larger module, at most two levels down and in different children of it."""
+        """A block with parts in different children of a larger module, at most two levels down."""
         if isinstance(scope, nn.ModuleList | nn.ModuleDict):
             return None
         near = {n: m for n, m in scope.named_modules() if n and n.count(".") < 2 and m not in self.covered}
@@ -225,7 +225,7 @@ class Finder:
         y: Tensor,
         holders: Iterable[nn.Module] | None = None,
     ) -> Match:
-        """Match y at x; candidate activations are the modules that were called, or else functions of the holders."""
+        """Match y at x; candidate activations are the modules that were called, or else the holders' functions."""
         called = [c.module for c in calls if c.module not in self.linears]
         candidates: list[Any] = [m for m in called if not isinstance(m, nn.Dropout | nn.Identity)]
         if not candidates:
@@ -282,7 +282,7 @@ class Finder:
             raise CannotRun(f"it could not be run on a probe of shape {tuple(x.shape)} ({told})") from error
 
     def _calls(self, scope: nn.Module, x: Tensor, *, training: bool) -> list[Call]:
-        """The calls in a part of the model: run alone, or within the model on the example if that fails."""
+        """The calls in a part of the model, run alone or, if that fails, in the model on the example."""
         try:
             return self._run(scope, x, training=training)[1]
         except Skip as reason:

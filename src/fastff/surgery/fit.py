@@ -1,4 +1,4 @@
-"""How a new FFF gets its weights from the dense block that it replaces.
+"""Give a new FFF its weights, from the dense block that it replaces.
 
 Each function here takes the block and the new layer, fills the layer, and returns a description of what it did.
 `replace_` takes a name from INITS, or any function like these.
@@ -42,7 +42,7 @@ def dense_(block: Block, layer: FFF) -> str:
     _fill(layer.leaf_out_bias, None if w.down_bias is None else w.down_bias.expand(layer.num_leaves, -1))
     _fill(layer.leaf_gate_weight, None if w.gate is None else w.gate[neurons])
     _fill(layer.leaf_gate_bias, None if w.gate_bias is None else w.gate_bias[neurons])
-    # A node network keeps its hidden neurons: with those at zero too, it could not learn.
+    # A node network keeps its hidden neurons: if they were zero too, it could not learn.
     for node in [layer.node_weight, layer.node_bias] if layer.node_width == 1 else layer.tree_parameters()[2:]:
         node.zero_()
     return how

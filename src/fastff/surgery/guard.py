@@ -19,7 +19,7 @@ _WARNING = (
 
 
 def refuse_push(*args: Any, **options: Any) -> Any:
-    """Replaces a converted model's push_to_hub, which would upload what nobody can load."""
+    """Replaces a converted model's push_to_hub: nobody could load the upload."""
     raise RuntimeError(
         "the library's own push_to_hub does not know the FFF layers that fastff put into this model: whoever downloads "
         "it gets random dense blocks. Call fastff.integrations.transformers.push_to_hub(model, repo_id); for a class "
@@ -28,7 +28,7 @@ def refuse_push(*args: Any, **options: Any) -> Any:
 
 
 class SaveGuard:
-    """Replaces a converted model's save_pretrained: warns, then saves, but never into a directory that has a save by
+    """Replaces a converted model's save_pretrained: warns, then saves, but never into a directory with a save by
     fastff.
 
     It is copied and pickled with the model. The reference is weak, because a model that refers to itself stays in

@@ -34,8 +34,8 @@ def history_of(model: nn.Module) -> Specification:
 
 
 def _activation(layer: FFF, entry: Mapping[str, Any]) -> Any:
-    """The activation of a layer as an entry stores it: its name. A function without a name is stored as its path in a
-    fresh model and some of its values, which tell it from another function at that path."""
+    """A layer's activation as an entry stores it: by name. A function without a name is stored as its path in a fresh
+    model and some of its values, which tell it from another function at that path."""
     now, was = layer.activation, entry["activation"]
     if isinstance(now, str):
         return now

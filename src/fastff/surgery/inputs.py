@@ -1,4 +1,4 @@
-"""Collect the inputs of a model's blocks: what reaches each when data, or an example, runs through the model."""
+"""Collect the inputs that reach each of a model's blocks when data, or an example, runs through the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from .trace import run_example
 
 
 def run_on(model: nn.Module, batch: Any, who: str = "the model", at: str = "data=") -> Any:
-    """The model's output for a batch of data; an error names the data, and the model it failed in."""
+    """The model's output for a batch of data; an error names the data and the model that failed."""
     check_kind(batch)
     try:
         return feed(model, batch)
@@ -40,7 +40,7 @@ def inputs_of(model: nn.Module, modules: Mapping[str, nn.Module], data: Any, sam
 
 
 def inputs_in_example(model: nn.Module, blocks: list[Block], example: Any) -> dict[str, Tensor]:
-    """What reaches each block in the example (rows, in); blocks that it does not reach are left out."""
+    """Each block's inputs in the example (rows, in); blocks that it does not reach are left out."""
     try:
         calls = run_example(model, example, training=False)[1]
     except Exception as error:  # foreign code, which may raise anything

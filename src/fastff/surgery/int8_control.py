@@ -1,4 +1,4 @@
-"""int8 weights for the original model, the control that needs no training: torchao if installed, or else torch's own.
+"""int8 weights for the original model, the control that needs no training: by torchao if installed, else by torch.
 
 torchao's weight-only quantisation keeps activations in their dtype. torch's dynamic quantisation, on CPUs, also rounds
 the inputs of each product to int8. Both act on nn.Linear layers; everything else stays the same.
@@ -18,7 +18,7 @@ class NoInt8(Exception):
 
 
 def int8_copy(original: nn.Module, blocks: Sequence[Block]) -> tuple[nn.Module, str]:
-    """A copy of the model with int8 linear layers, and what made it; raises NoInt8 with the reason if nothing can."""
+    """A copy of the model with int8 linear layers, and the tool that made it; raises NoInt8 with why if none can."""
     layers = [original.get_submodule(path) for block in blocks for path in block.linears]
     if not any(type(layer) is nn.Linear for layer in layers):
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
@@ -52,7 +52,7 @@ def _by_torch(model: nn.Module) -> nn.Module:
     if first.device.type != "cpu":
         raise NoInt8(f"torch's own dynamic quantisation runs on CPUs; the model is on {first.device}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch announces its removal in favour of torchao
+        warnings.simplefilter("ignore")  # torch will remove it in favour of torchao
         try:
             from torch.ao.quantization import quantize_dynamic
         except ImportError:

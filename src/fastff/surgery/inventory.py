@@ -1,7 +1,7 @@
 """An inventory of a model: the path of every module, its linear layers, its tied weights, its activations.
 
-It answers what the search in find.py asks: which modules consist of two or three linear layers, where an activation is,
-and whether linear layers can be removed without breaking something else.
+It tells the search in find.py which modules consist of two or three linear layers, where an activation is, and whether
+linear layers can be removed without breaking something else.
 """
 
 import itertools
@@ -20,13 +20,13 @@ _HOOKS += ["_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_d
 
 
 class Inventory:
-    """The modules of a model. paths: of each module, the first one. linears: the linear layers, read."""
+    """The modules of a model. paths: each module's first path. linears: the linear layers, read."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.paths: dict[nn.Module, str] = {}
         self.places: dict[nn.Module, dict[tuple[int, str], str]] = {}  # (parent, attribute) -> path
-        self.owners: dict[int, dict[tuple[nn.Module, str], str]] = {}  # of a parameter, by its memory
+        self.owners: dict[int, dict[tuple[nn.Module, str], str]] = {}  # of parameters, by memory
         for path, module in model.named_modules(remove_duplicate=False):
             self.paths.setdefault(module, path)
             for name, child in module.named_children():
@@ -39,7 +39,7 @@ class Inventory:
         return self.model.get_submodule(self.paths[module].rpartition(".")[0])
 
     def path_within(self, scope: nn.Module, module: nn.Module) -> str:
-        """A path of a module that leads through `scope`: an activation may be shared between layers."""
+        """A module's path through `scope`: an activation may be shared between layers."""
         inside = {id(m) for m in scope.modules()}
         return next(path for (parent, _), path in self.places[module].items() if parent in inside)
 
@@ -94,7 +94,7 @@ class Inventory:
         return None if None in counts else sum(c or 0 for c in counts)
 
     def check_removable(self, owner: nn.Module, linears: list[nn.Module]) -> None:
-        """Skip linear layers that cannot be taken out of the model without breaking something else."""
+        """Skip linear layers that cannot be removed without breaking something else."""
         for module in linears:
             if self.linears[module].trouble:
                 raise Skip(self.linears[module].trouble)
@@ -129,7 +129,7 @@ def _has_own_tensors(module: nn.Module) -> bool:
 
 
 def _memory(parameter: Tensor) -> int:
-    """The address of a parameter's numbers: a view of another parameter shares it, and is tied to it."""
+    """The address of a parameter's values: a view of another parameter has the same one, and is tied."""
     try:
         return (0 if parameter.is_meta else parameter.data_ptr()) or id(parameter)
     except RuntimeError:  # no memory: a sparse tensor, or a subclass that wraps others

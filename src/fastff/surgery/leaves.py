@@ -2,8 +2,8 @@
 
 The tree splits the data in halves across the direction of largest variance. Each leaf then gets neurons of the dense
 layer, and output weights that fit it over the leaf's region by least squares: as far as the dropped neurons correlate
-with the kept ones, their contribution is kept too. So neurons are dropped that the others can make up for: candidates
-are those whose contribution varies most, and rounds of least squares drop the ones whose loss adds least to the error.
+with the kept ones, their contribution is kept too. So the dropped neurons are those that others can replace: of the
+candidates, whose contribution varies most, rounds of least squares drop those whose loss adds least to the error.
 
 A dense layer is an FFF of depth 0 here: one leaf, always visited.
 """
@@ -59,8 +59,8 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def fit_leaves_(layer: FFF, dense: FFF, x: Tensor, *, ridge: float = 1e-3) -> None:
     """Give every leaf the neurons of a dense layer that matter most to its samples among x, and fit their outputs.
 
-    ridge: how strongly the output weights stay at the dense layer's, relative to the mean square of a neuron. With few
-    samples a leaf stays close to them.
+    ridge: how strongly the output weights stay near the dense layer's, relative to a neuron's mean square. With few
+    samples, a leaf stays close to these.
     """
     check_dense(layer, dense)
     if layer.leaf_width > dense.leaf_width:
@@ -91,10 +91,10 @@ def fit_leaves_(layer: FFF, dense: FFF, x: Tensor, *, ridge: float = 1e-3) -> No
 
 
 def _choose(hidden: Tensor, out: Tensor, count: int, ridge: float, *, centred: bool) -> Tensor:
-    """The neurons of hidden (samples, width) to keep, of output weights out (width, out): (count,).
+    """The neurons of hidden (samples, width) to keep, given output weights (width, out): (count,).
 
-    With G the second moments of the candidates and w the weights that fit the output, dropping neuron i and fitting the
-    others again adds |w_i|^2 / (G^-1)_ii to the squared error.
+    With G the second moments of the candidates and w the weights that fit the output, dropping neuron i and refitting
+    the others adds |w_i|^2 / (G^-1)_ii to the squared error.
     """
     size = hidden.var(0, correction=0) * out.square().sum(1)
     candidates = size.topk(min(_CANDIDATES * count, len(size))).indices
@@ -130,7 +130,7 @@ def check_same_function(layer: FFF, dense: Any, at: str = "") -> None:
     """Raise unless a layer has the sizes and the activation of a dense layer or block."""
     for name in ("in_features", "out_features", "activation"):
         ours, theirs = getattr(layer, name), getattr(dense, name)
-        # A copied model has copies of activations that are modules.
+        # In a copied model, activations that are modules are new.
         if ours != theirs and not (type(ours) is type(theirs) and isinstance(ours, nn.Module)):
             place = f"{at}: " if at else ""
             raise ValueError(

@@ -1,7 +1,7 @@
 """Read a linear layer: its sizes and weights, or why they cannot be read.
 
-A layer is linear by what it computes. nn.Linear and Conv1D are known; a subclass of nn.Linear with its own forward, as
-Falcon's, is run on a probe and must compute what nn.Linear does.
+A layer is linear by what it computes. nn.Linear and Conv1D are known; a subclass of nn.Linear with its own forward,
+like Falcon's, runs on a probe and must compute what nn.Linear does.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Linear(NamedTuple):
 
 
 def read_linear(module: nn.Module) -> Linear | None:
-    """Read a linear layer: an nn.Linear, or one with transposed weights, as GPT-2's Conv1D. None for other modules."""
+    """Read an nn.Linear, or a linear layer with transposed weights such as GPT-2's Conv1D. None for other modules."""
     own = dict(module.named_parameters(recurse=False))
     if isinstance(module, nn.Linear):
         sizes = module.in_features, module.out_features
@@ -59,7 +59,7 @@ def read_linear(module: nn.Module) -> Linear | None:
 def _computes(module: nn.Module, linear: Linear) -> bool:
     """Whether a module computes x W^T + b on a probe: near zero, far from it, in evaluation and in training."""
     near = probe(linear.in_features, linear.weight)
-    far = near * (20 if near.dtype == torch.float16 else 500)  # where a clipped output shows
+    far = near * (20 if near.dtype == torch.float16 else 500)  # here a clipped output shows
     wide = wide_dtype(near)
     weight, bias = linear.weight.to(wide), None if linear.bias is None else linear.bias.to(wide)
     for x, training in ((near, False), (far, False), (near, True)):
@@ -81,8 +81,8 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 def agrees(y: Tensor, rounded: Tensor, exact: Tensor) -> bool:
     """Whether y is `exact` up to rounding, where `rounded` has the same steps in y's dtype.
 
-    The error of y may be four times the error of `rounded`: another order of summation, or another way to compute an
-    activation, stays below that.
+    The error of y may be four times the error of `rounded`: another order of summation, or another way to compute
+    activations, stays below that.
     """
     if y.shape != exact.shape or y.dtype != rounded.dtype:
         return False

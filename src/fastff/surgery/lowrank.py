@@ -2,9 +2,9 @@
 
     W (out, in)  ~  A (out, rank) @ B (rank, in)          rank (in + out) products instead of in * out
 
-It is fitted to the same inputs as a tree. A factored W keeps the directions of W x that carry most of the variance over
-the inputs, which is the best fit of its rank (reduced-rank regression). The last matrix is first fitted by least
-squares to the block's output, as the leaves of a tree are: it makes up for what the first ones lose, where it can.
+The block is fitted to the same inputs as a tree. A factored W keeps the directions of W x with most of the variance
+over the inputs, which is the best fit of its rank (reduced-rank regression). The last matrix is first fitted by least
+squares to the block's output, as a tree's leaves are: so it makes up in part for the loss in the first ones.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..activations import apply
 from .blocks import Block
 
-_RIDGE = 1e-3  # as for leaves: how strongly the output weights stay at the block's
+_RIDGE = 1e-3  # as for leaves: how strongly output weights stay near the block's
 
 
 class LowRank(nn.Module):
@@ -43,13 +43,13 @@ class LowRank(nn.Module):
 
 
 def flops_of_rank(block: Block, rank: int) -> int:
-    """The FLOPs of a token in a LowRank: two for each product of a weight and a number."""
+    """The FLOPs per token of a LowRank: two for each product of a weight and a number."""
     inner = 1 if block.weights.gate is None else 2
     return 2 * rank * (inner * (block.in_features + block.width) + block.width + block.out_features)
 
 
 def rank_for(block: Block, flops: int) -> int:
-    """The largest rank that takes at most this many FLOPs a token: at least 1, and at most the full rank."""
+    """The largest rank with at most this many FLOPs per token: at least 1, and at most the full rank."""
     full = min(block.in_features, block.width, block.out_features)
     return max(1, min(full, flops // flops_of_rank(block, 1)))
 
@@ -99,7 +99,7 @@ def _moments(parts: list[Tensor], *, centred: bool) -> tuple[Tensor, Tensor]:
 def _factor_(pair: nn.Sequential, weight: Tensor, bias: Tensor | None, mean: Tensor, square: Tensor) -> None:
     """Set the two linear layers to the part of x -> weight x + bias that varies most.
 
-    mean, square: moments of x. What the dropped directions contribute on average goes into the bias, if there is one.
+    mean, square: moments of x. The dropped directions' mean contribution goes into the bias, if there is one.
     """
     first, second = (layer for layer in pair if isinstance(layer, nn.Linear))
     kept = _leading(weight, square, first.out_features)  # (out, rank), orthonormal columns

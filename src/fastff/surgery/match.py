@@ -1,4 +1,4 @@
-"""Explain what a candidate computed, as one reading of its weights with one activation."""
+"""Explain a candidate's output as one reading of its weights with one activation."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from .linears import Linear
 class Match(NamedTuple):
     """A form of block, weights and an activation that reproduce an output; `function` acts on the gate of a gated one.
 
-    activation: as FFF takes it, "swiglu" for a gate with silu.
+    activation: as for FFF: "swiglu" for a gate with silu.
     """
 
     form: str
@@ -22,7 +22,7 @@ class Match(NamedTuple):
 
 
 def match(linears: list[Linear], candidates: list[Any], x: Tensor, y: Tensor) -> Match:
-    """The one reading of the linear layers that gives y at x, by a candidate activation or else any that has a name."""
+    """The one reading of the linear layers that gives y at x, with a candidate activation or else any named one."""
     known = [a for c in candidates if (a := recognise(c)) is not None]
     for tried in (list(dict.fromkeys(known)), list(PLAIN)):
         found = [

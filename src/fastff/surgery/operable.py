@@ -1,4 +1,4 @@
-"""Which models surgery can change, and save: plain modules in this process, not compiled, scripted or sharded."""
+"""Models that surgery can change or save: plain modules in this process, not compiled, scripted or sharded."""
 
 import torch
 from torch import nn

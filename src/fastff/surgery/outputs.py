@@ -1,8 +1,8 @@
 """Compare a model's outputs before and after surgery: it must still run, and an exact surgery must not change them.
 
-A block may be verified and still sit in a model that asks more of it: one that calls it with other arguments, or does
-something between its parts that a probe does not show. So the model runs again, on the example if there is one, and so
-does every larger layer in which parts were replaced.
+A verified block may sit in a model that uses it in other ways: with other arguments, or with other operations between
+its parts, which a probe does not show. So the model runs again, on the example if there is one, and so does every
+larger layer in which parts were replaced.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class OutputCheck:
     def _add(self, name: str, run: Callable[[], Any]) -> None:
         try:
             self.before.append((name, run, tensors_of(run())))
-        except Exception:  # foreign code, which may raise anything: it does not run alone
+        except Exception:  # foreign code, which may raise anything: cannot run alone
             return
 
     def check(self, exact: bool) -> None:

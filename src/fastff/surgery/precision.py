@@ -1,8 +1,8 @@
 """precision_of: which weights of a model are quantised, and which stayed in full precision.
 
 torchao's quantize_ and torch's quantize_dynamic change the modules that they know by type, such as nn.Linear, and skip
-every other module without a message. An FFF has its weights in 3-D parameters of its own, so they skip it: a model
-whose attention is int8 may keep most of its bytes in float32. Look once after quantising:
+every other module without a message. An FFF has its own 3-D parameters, so they skip it: a model whose attention is
+int8 may keep most of its bytes in float32. Check once after quantising:
 
     torchao.quantization.quantize_(model, Int8WeightOnlyConfig())
     print(precision_of(model))     # names the FFF layers that are left
@@ -26,7 +26,7 @@ from .report import table
 
 
 class Weight(NamedTuple):
-    """One weight: the name, the class of its module, how it is stored, the bytes, and whether it is quantised."""
+    """One weight: its name, its module's class, how it is stored, its bytes, and whether it is quantised."""
 
     name: str
     module: str
@@ -37,7 +37,7 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True)
 class Precision:
-    """What `precision_of` found; str() makes a table of it. float_leaves: the FFF layers whose leaves are not int8."""
+    """What `precision_of` found; str() gives a table. float_leaves: the FFF layers whose leaves are not int8."""
 
     weights: list[Weight]
     float_leaves: list[str]
@@ -79,14 +79,14 @@ def precision_of(model: nn.Module) -> Precision:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a module itself. torch.ao packs the weight of a linear layer, and gives it by a method."""
+    """A module's own tensors. torch.ao packs a linear layer's weight, and returns it from a method."""
     yield from module.named_parameters(recurse=False)
     if type(module).__module__.startswith("torch.ao.nn.") and callable(packed := getattr(module, "weight", None)):
         yield "weight", packed()
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
-    """Whether a tensor keeps its numbers in others, as torchao's do; a sharded one (DTensor) is not meant."""
+    """Whether a tensor keeps its values in other tensors, as torchao's do; a DTensor does not count."""
     return hasattr(type(tensor), "__tensor_flatten__") and not is_dtensor(tensor)
 
 

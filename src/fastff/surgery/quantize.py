@@ -1,4 +1,4 @@
-"""quantize_: int8 leaves, for inference. A row of int8 weights per neuron, and one scale for each row.
+"""quantize_: int8 leaves, for inference: a row of int8 weights per neuron, and one scale per row.
 
     w[j, k]  ~  scale[j] * q[j, k]          q = round(w / scale), scale[j] = max_k |w[j, k]| / 127
 
@@ -39,7 +39,7 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantization:
-    """What `quantize_` quantised and skipped; str() makes a table of it."""
+    """What `quantize_` quantised and skipped; str() gives a table."""
 
     quantized: list[Quantized]
     skipped: list[Skipped]
@@ -110,7 +110,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _tied(model: nn.Module, layers: Mapping[str, FFF]) -> list[str]:
-    """The layers whose leaf weights another module of the model holds, too."""
+    """The layers that share leaf weights with another module of the model."""
     owners = Counter(id(p) for module in model.modules() for p in {*module._parameters.values()} if p is not None)
     return [name for name, layer in layers.items() if any(owners[id(layer._parameters.get(k))] > 1 for k in _WEIGHTS)]
 
@@ -118,7 +118,7 @@ def _tied(model: nn.Module, layers: Mapping[str, FFF]) -> list[str]:
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """int8 numbers of the shape of weight (..., features), and a scale (...) in its dtype for each row."""
     dtype, wide = weight.dtype, weight.detach().contiguous().to(at_least_float32(weight.dtype))
-    # Rounded up in the weights' dtype, so that no weight is cut off, and never 0. float16 has numbers below `tiny`.
+    # Rounded up in the weights' dtype, so that no weight is clipped, and never 0. float16 has numbers below `tiny`.
     least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny
     scale = (wide.abs().amax(-1) / 127 * (1 + torch.finfo(dtype).eps / 2) + least).to(dtype)
     rounded = (wide / scale.to(wide.dtype).unsqueeze(-1)).round_().clamp_(-127, 127)
@@ -126,7 +126,7 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_saved_(model: nn.Module, header: Header) -> None:
-    """Give int8 leaves, still without numbers, to the FFF layers whose leaves are int8 in a file of weights."""
+    """Give int8 leaves, still without values, to the FFF layers whose leaves are int8 in a file of weights."""
     for path, layer in model.named_modules():
         if isinstance(layer, FFF) and header.get(f"{path}.leaf_in_weight", ("", ()))[0] == "I8":
             weights = _leaf_weights(path, layer)

@@ -1,5 +1,5 @@
 """Read a save. It may come from somebody else, so the file is checked before safetensors opens it: its kind, the length
-of its header, names that occur twice."""
+of its header, duplicate names."""
 
 import errno
 import json
@@ -105,7 +105,7 @@ def _check_regular(path: Path) -> None:
 
 
 def _check_names(path: Path, header: bytes) -> None:
-    """Raise for a header with a duplicate name: safetensors would pick either tensor."""
+    """Raise for a header with a duplicate name: safetensors might pick either tensor."""
     with suppress(UnicodeDecodeError, json.JSONDecodeError, RecursionError):  # safetensors reports these
         try:
             json.loads(header, object_pairs_hook=_unique)

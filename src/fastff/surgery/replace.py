@@ -69,8 +69,8 @@ def replace_(
         samples: the number of inputs to collect for a block; later batches are not read. The inputs of all blocks are
             in memory at once.
         example: a small batch for the whole model. It verifies blocks inside a layer that does not run on its own,
-            and shows whether the converted model still runs. By default one is made from the model's config, as Hugging
-            Face models have it; the report says where that was not enough.
+            and shows whether the converted model still runs. By default, one is made from the model's config, as in
+            Hugging Face models; the report says where that was not enough.
     """
     check_mode()
     check_model(model)
@@ -107,7 +107,7 @@ def _operate(
     example: Any,
     sample: Any,
 ) -> Report:
-    """Build the layers, fill them, measure them, put them in, and check that the model still runs."""
+    """Build, fill and measure the layers, put them in, and check that the model still runs."""
     if init == "data":
         firsts = {block.name: model.get_submodule(block.linears[0]) for block in chosen}
         seen = inputs_of(model, firsts, data, samples)
@@ -139,7 +139,7 @@ def _operate(
 
 
 def _fill_(block: Block, layer: FFF, init: str | Init, x: Tensor | None) -> tuple[str, float | None, str]:
-    """Fill a layer; returns how, the fraction that its hard pass misses, and on what that was measured, or why not.
+    """Fill a layer. Returns how, the fraction that its hard pass misses, and what it was measured on or why not.
 
     x: inputs of the block (samples, in), if there are any.
     """
@@ -172,7 +172,7 @@ def _first(data: Any) -> Any:
 
 
 def _keep_requires_grad(block: Block, layer: FFF) -> None:
-    """A leaf's parameter trains if the dense one did; a new parameter trains if anything in the block did."""
+    """A leaf's parameter trains if its dense one did; a new parameter trains if any in the block did."""
     roles = {"leaf_in": "up", "leaf_out": "down", "leaf_gate": "gate"}
     some = any(block.requires_grad.values())
     for name, parameter in layer.named_parameters(recurse=False):

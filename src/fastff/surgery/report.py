@@ -1,4 +1,4 @@
-"""What a surgery or a distillation did, as data and as a table. closeness.py defines the measures."""
+"""Reports of surgery and distillation, as data and as tables. closeness.py defines the measures."""
 
 import math
 from dataclasses import dataclass, field
@@ -45,11 +45,11 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What `replace_` replaced and skipped; str() makes a table of it and says how good eval() is.
+    """What `replace_` replaced and skipped; str() gives a table and says how good eval() is.
 
     parameters_before, parameters_after: of the whole model. neurons_before, neurons_after: the neurons of the replaced
-    blocks that one input uses in evaluation. specification: what `apply_` needs to repeat the surgery on a fresh model,
-    as plain lists, dicts, strings and numbers, which fit into JSON. blocks: the dense blocks by name, for `distill_`.
+    blocks that one input uses in evaluation. specification: for `apply_`, which repeats the surgery on a fresh model;
+    plain lists, dicts, strings and numbers, which fit into JSON. blocks: the dense blocks by name, for `distill_`.
     """
 
     replaced: list[Replaced]
@@ -138,7 +138,7 @@ class Distilled(NamedTuple):
 
 
 class Distillation(list[Distilled]):
-    """What `distill_` did: a list with one entry per place; str() makes a table of it."""
+    """What `distill_` did: a list with one entry per place; str() gives a table."""
 
     def __str__(self) -> str:
         rows = [one._cells() for one in self]

@@ -1,7 +1,7 @@
 """The specification of a surgery: what was done to each block, as plain data, and the checks before it is trusted.
 
 It may come from a file that somebody else wrote. So every value is checked for type and range first, without a model.
-Then every path must lead, from module to module, to what such a block has there, and to nothing else.
+Then every path must lead, from module to module, only to the part that such a block has there.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ SIZES = ("in_features", "out_features", "depth", "leaf_width", "node_width")
 IN_PLACE = ("split", "in-layer")  # the forms whose FFF replaces the first linear layer
 _KEYS = {"name", "form", *SIZES, "width", "activation", "bias", "dropout", "transposition", "decision"}
 _KEYS |= {"linears", "identity", "dropout_after"}
-_GRID = (-100.0, -3.0, -1.0, -0.1, 0.5, 2.0, 100.0)  # where two activations differ
+_GRID = (-100.0, -3.0, -1.0, -0.1, 0.5, 2.0, 100.0)  # where activations differ
 
 
 def entry_of(block: Block, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _are_values(values: Any) -> bool:
 
 
 def values_of(activation: Any) -> torch.Tensor:
-    """The values of an elementwise function at a few points, in float64: they tell activations apart."""
+    """An elementwise function's values at a few points, in float64: they tell activations apart."""
     with torch.no_grad():
         y: torch.Tensor = activation(torch.tensor(_GRID, dtype=torch.float64))
     return y.double()
@@ -170,5 +170,5 @@ def module_at(model: nn.Module, path: str) -> Any:
 
 
 def is_activation_name(attribute: str) -> bool:
-    """Whether an attribute's name says that a function kept there is an activation."""
+    """Whether an attribute's name says that the function it holds is an activation."""
     return "act" in attribute or "nonlin" in attribute

@@ -1,7 +1,7 @@
 """A staging directory: several files are written in it, made durable, and renamed into place.
 
-It lies inside the target directory. A process that is killed leaves the old files and the staging directory, which the
-next save deletes. A running save holds a lock on its staging directory, so that no other save deletes it.
+It lies inside the target directory. A killed process leaves the old files and the staging directory, which the next
+save deletes. A running save holds a lock on its staging directory, so that no other save deletes it.
 (`fastff.atomic` replaces a single file, without the lock and the clean-up.)
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: saves are atomic too, but leftovers of killed ones stay
+except ImportError:  # Windows: saves are atomic, but leftovers of killed saves stay
     fcntl = None  # type: ignore[assignment]
 
 

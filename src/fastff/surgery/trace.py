@@ -48,7 +48,7 @@ def run(scope: nn.Module, x: Tensor, *, training: bool, soft: bool = False) -> t
 
 
 def run_example(model: nn.Module, example: Any, *, training: bool, soft: bool = False) -> tuple[Any, list[Call]]:
-    """The output of a model on a batch for it, and the calls below it. soft: FFF layers take the soft pass anyway."""
+    """A model's output on a batch, and the calls below it. soft: FFF layers take the soft pass in any mode."""
     return _watched(model, lambda: feed(model, example), training, soft)
 
 
@@ -64,7 +64,7 @@ def _watched(scope: nn.Module, call: Callable[[], Any], training: bool, soft: bo
     seen = watch_calls(childless, lambda *call: calls.append(Call(*call)))
     with evaluation_mode(scope), _undisturbed(scope), seen:
         for module in scope.modules():
-            # In training, nn.Dropout stays off: whatever is still random then comes from no module.
+            # In training, nn.Dropout stays off: anything still random then comes from no module.
             module.training = training and not isinstance(module, nn.Dropout)
         with _soft(scope) if soft else nullcontext():
             return call(), calls
@@ -86,8 +86,8 @@ def _soft(scope: nn.Module) -> Iterator[None]:
 
 @guarded
 def _undisturbed(scope: nn.Module) -> Iterator[None]:
-    """Within the block, autocast and the fused encoder layer are off; random generators and buffers are restored after
-    it. One thread at a time: generators and the fused layer belong to the whole process."""
+    """Within the block, autocast and the fused encoder layer are off; random generators and buffers are then restored.
+    One thread at a time: generators and the fused layer belong to the whole process."""
     first = next(scope.parameters())
     devices = [first.device] if first.device.type == "cuda" else []
     buffers = [(buffer, buffer.clone()) for buffer in scope.buffers()]

@@ -5,7 +5,7 @@
 
 A snapshot keeps what surgery and distillation change: the attributes of every module (children, parameters, hooks,
 mode, an overwritten forward), `requires_grad` and `grad` of every parameter, the values of buffers and of trained
-parameters. The outermost call takes it, so it does not matter which inner clean-up was interrupted.
+parameters. The outermost call takes the snapshot, so an inner clean-up may be interrupted.
 """
 
 from collections import OrderedDict
@@ -23,8 +23,8 @@ _HOLDERS = (dict, OrderedDict, set)  # hold children, parameters, buffers and ho
 
 @guarded
 def unchanged_on_error(*models: nn.Module, values: Iterable[Tensor] = (), data: bool = False) -> Iterator[None]:
-    """Restore `models` if the block raises. values: the parameters whose values the block changes. data: whether it
-    sets the .data of parameters and buffers."""
+    """Restore `models` if the block raises. values: parameters whose values the block changes. data: whether the block
+    sets .data of parameters and buffers."""
     snapshot = _Snapshot(models, values, data)
     try:
         yield
@@ -78,7 +78,7 @@ class _Snapshot:
             for trained, value in self.values:
                 trained.copy_(value)
             for buffer, value in self.buffers:
-                if not torch.equal(buffer, value):  # an expanded one cannot be written to
+                if not torch.equal(buffer, value):  # an expanded buffer cannot be written
                     buffer.copy_(value)
         torch.set_grad_enabled(self.grad_mode)
         with PROBING:

@@ -62,7 +62,7 @@ def write(
 
 
 def _mode(path: Path, stage: Path) -> int:
-    """The permissions of a new file: of the one that it replaces, or else by the umask."""
+    """The permissions of a new file: the replaced file's, or else by the umask."""
     with suppress(OSError):
         old = path.stat().st_mode
         if stat.S_ISREG(old):

@@ -1,4 +1,4 @@
-"""Where the boundaries of a tree lie, by the samples on either side of each.
+"""Place the boundaries of a tree by the samples on either side of them.
 
 A node's bias places its boundary. shift_biases_ moves the boundaries that leave a leaf with too few samples. The other
 functions are statistics by group: values[i] belongs to group[i], here the node that sample i reaches.
@@ -22,19 +22,19 @@ def boundary_bias(layer: FFF) -> Tensor:
 def shift_biases_(bias: Tensor, logits: Tensor, min_share: float) -> None:
     """Shift the biases (trees, nodes) so that each leaf gets `min_share` of its fair share of the samples.
 
-    `logits` (trees, batch, nodes) are the logits of all samples before the shift. A boundary that must move leaves one
-    sample more than needed, if there are enough and it does not fall between equal values: rounding may take a sample
-    on a boundary to the other side in a later pass.
+    `logits` (trees, batch, nodes) are the logits of all samples before the shift. In a later pass, rounding may move a
+    sample across a boundary. So a boundary that moves leaves one sample more than needed, if there are enough and it
+    does not fall between equal values.
     """
     trees, batch, nodes = logits.shape
     depth, fair = heap.depth_of(nodes + 1), batch / (nodes + 1)
-    needed = min(math.ceil(min_share * fair), math.floor(fair))  # samples a leaf
+    needed = min(math.ceil(min_share * fair), math.floor(fair))  # per leaf
     spare = min(needed + 1, math.floor(fair))
     node = torch.zeros(trees, batch, dtype=torch.int64, device=logits.device)
     for m in range(depth if needed else 0):
         level = heap.level(m)
         first = torch.arange(trees, device=logits.device).unsqueeze(1) << m
-        group = (node - level.start + first).flatten()  # (trees * batch,): the node, counted over the trees
+        group = (node - level.start + first).flatten()  # (trees * batch,): nodes, numbered across trees
         logit = logits.gather(2, node.unsqueeze(2)).flatten()
         counts = torch.bincount(group, minlength=trees << m)
         left = torch.bincount(group[logit < 0], minlength=trees << m)
@@ -54,13 +54,13 @@ def shift_biases_(bias: Tensor, logits: Tensor, min_share: float) -> None:
 
 
 def sort_by_group(group: Tensor, value: Tensor) -> Tensor:
-    """The values of the first group in ascending order, then of the next."""
+    """The values group by group, in ascending order within each group."""
     order = value.argsort()
     return value[order[group[order].argsort(stable=True)]]
 
 
 def neighbours(values: Tensor, counts: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-    """In sorted groups, the values before and after the first `place` of each; the same one twice at either end."""
+    """The values on either side of position `place` in each sorted group; at an end, the same value twice."""
     start, last = counts.cumsum(0) - counts, len(values) - 1
     below = values[(start + (place - 1).clamp(min=0)).clamp(max=last)]
     above = values[(start + place.minimum(counts - 1).clamp(min=0)).clamp(max=last)]
@@ -68,13 +68,13 @@ def neighbours(values: Tensor, counts: Tensor, place: Tensor) -> tuple[Tensor, T
 
 
 def median_by_group(group: Tensor, value: Tensor, counts: Tensor, default: Tensor) -> Tensor:
-    """The median of each group; the default for an empty one."""
+    """The median of each group; `default` for an empty one."""
     below, above = neighbours(sort_by_group(group, value), counts, counts // 2)
     return torch.where(counts > 0, below / 2 + above / 2, default)
 
 
 def moments_by_group(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the values (batch, ...) of each group; of all values where a group has none."""
+    """Mean and deviation of the values (batch, ...) of each group; of all values where a group has none, or does not vary."""
     size = counts.to(value.dtype).view(-1, *[1] * (value.dim() - 1))
     empty = value.new_zeros(len(counts), *value.shape[1:])
     mean = torch.where(size > 0, empty.index_add(0, group, value) / size, value.mean(0))

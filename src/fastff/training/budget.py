@@ -1,7 +1,7 @@
 """When a recipe rebalances: at a fixed interval, or later, so that rebalancing stays within 5 % of the work.
 
-Work is counted in inputs, not in seconds: the same seed gives the same training on any machine. A forward's fixed cost
-counts as some inputs more. Seconds are measured too, for the log alone.
+Work is counted in inputs, not in seconds, so that the same seed gives the same training on any machine. A forward's
+fixed cost counts as extra inputs. Seconds are measured for the log only.
 """
 
 import time
@@ -13,15 +13,15 @@ from ..checks import check_int, check_number
 from ..layer import fff_layers
 from .rebalance import Cost
 
-_SHARE = 0.05  # of the work of training
-_BACKWARD = 2  # forwards that a backward costs
-_CALL = 1e8  # multiplications that the fixed cost of a forward is worth: some milliseconds of a CPU
+_SHARE = 0.05  # of all work
+_BACKWARD = 2  # a backward's cost, in forwards
+_CALL = 1e8  # a forward's fixed cost, in multiplications: a few milliseconds on a CPU
 
 
 class Budget:
     """Decides at which steps a model is rebalanced: every `interval` steps, or later if `expected` is given.
 
-    `expected` is the cost of the next rebalancing. None sets no limit to the work.
+    `expected` is the cost of the next rebalancing. None: no limit to the work.
     """
 
     def __init__(self, model: nn.Module, interval: int, expected: Cost | None) -> None:
@@ -47,7 +47,7 @@ class Budget:
         return spent <= _SHARE * (self.trained + self.pending + spent)
 
     def add_step(self, step: int, cost: Cost, seconds: float) -> None:
-        """Count a step, and what rebalancing took in it."""
+        """Count a step, and the cost of its rebalancing."""
         self.trained, self.pending = self.trained + self.pending, 0.0
         if cost.forwards:
             self.last, self.rebalances = step, self.rebalances + 1
@@ -61,7 +61,7 @@ class Budget:
         return {"trained": self.trained, "spent": self.spent, "last": self.last}
 
     def load_state_dict(self, state: dict[str, Any], count: int) -> None:
-        """Continue after `count` steps. Without these entries, the steps so far count as if they were free."""
+        """Continue after `count` steps. If `trained` or `spent` is missing, it starts at 0."""
         last = check_int("last", state.get("last", count - count % self.interval), 0)
         trained, spent = (check_number(name, state.get(name, 0.0), 0) for name in ("trained", "spent"))
         self.last, self.trained, self.spent = min(last, count), trained, spent

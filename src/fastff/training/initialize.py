@@ -53,7 +53,7 @@ def initialize_tree_(model: nn.Module, data: Any, *, logit_std: float = 1.0, sam
 
 
 def place_trees(model: nn.Module, data: Any, layers: dict[str, FFF], logit_std: float, samples: int = SAMPLES) -> None:
-    """initialize_tree_ for some layers of a model, not undone after an error."""
+    """initialize_tree_ for some layers of a model; an error undoes nothing."""
     ranks = ranks_of(model)
     _check_whole(layers)
     device = next(iter(layers.values())).node_weight.device
@@ -67,7 +67,7 @@ def place_trees(model: nn.Module, data: Any, layers: dict[str, FFF], logit_std: 
             inputs = (ranks.gather(inputs) if ranks else inputs)[:samples]
             check_finite(name, inputs)
             random_median_(layers[name], inputs, logit_std)
-            if ranks:  # each has drawn its own directions
+            if ranks:  # each rank drew its own directions
                 ranks.broadcast_(layers[name].tree_parameters())
             _check_tree(name, layers[name], inputs, logit_std)
 

@@ -1,6 +1,6 @@
 """Losses on the tree: hardening and balance.
 
-They read what the last training forward of every FFF layer left behind, and sum over the layers of a model:
+They read the tensors that each FFF layer's last training forward left, and sum over the layers of a model:
 
     y = model(x)
     loss = task(y, target) + h * fastff.hardening_loss(model) + 0.1 * fastff.balance_loss(model)
@@ -9,9 +9,9 @@ They read what the last training forward of every FFF layer left behind, and sum
 With z the node logits (scaled by the temperature) and p = sigmoid(z), a node's entropy in nats is
 H = -p log p - (1 - p) log(1 - p). Below 0.10 on average, rounding the decisions is nearly free.
 
-A layer with `decision="sampled"` and many nodes knows those on a few paths of each sample. They stand for all nodes
-then: the visited path's for "mean" and "sum", all by their weights for "path" and for the balance. A layer with
-`epsilon` > 0 knows the nodes that each sample visits: the others do not count.
+A layer with `decision="sampled"` and many nodes knows the logits on a few paths of each sample. These stand for all
+nodes: the visited path for "mean" and "sum"; all paths, by weight, for "path" and the balance. A layer with
+`epsilon` > 0 knows the nodes that each sample visits; the others do not count.
 """
 
 import math
@@ -66,7 +66,7 @@ def hardening_loss(model: nn.Module, reduction: Reduction = "mean") -> Tensor:
 def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Tensor:
     """How unevenly the last training forward used the tree, summed over the FFF layers of `model`.
 
-    With `decision="sampled"` and many nodes: how unevenly the last forwards used it, by a running mean
+    With `decision="sampled"` and many nodes, a running mean over the last forwards is used instead
     (`fastff.shares`).
 
     "node": the sum over nodes of -(log a + log(1 - a)) / 2**(level + 1), with a the share of a node's samples that go
@@ -101,7 +101,7 @@ def _batch(layer: FFF, logits: Tensor) -> int:
 
 
 def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
-    """What the balance loss of a layer is computed from; means over the samples."""
+    """The shares that the balance loss of a layer reads: means over the samples."""
     if sees_paths(layer):
         assert layer.running_shares is not None
         return layer.running_shares  # (nodes, 2), without a gradient
@@ -116,19 +116,19 @@ def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
     if kind == "leaf":
         visited = one_hot(walk(logits), layer.num_leaves, logits.dtype).sum(0)
         return torch.stack([visited, mixture(logits).sum(0)]) / batch  # (2, leaves)
-    # In logarithms: a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
+    # In logarithms, a node that nothing reaches, or that sends all one way, has a finite loss and gradient.
     return torch.logsumexp(log_flow(logits), 0) - _log(batch, logits)  # (nodes, 2)
 
 
 def _log(count: int, like: Tensor) -> Tensor:
-    """The logarithm. A compiler would take math.log of a size for a constant, and compile for every size again."""
+    """The logarithm. A compiler would take math.log(count) for a constant, and recompile for every count."""
     return torch.full((), count, dtype=like.dtype, device=like.device).log()
 
 
 def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> list[tuple[Tensor, float]]:
-    """The shares of all ranks' samples, and what the own samples count, 1 if all ranks have as many.
+    """The shares of all ranks' samples, and this rank's weight: 1 if all have equally many.
 
-    The gradient is the own samples', so that the mean over the ranks is the gradient.
+    The gradient comes from this rank's samples; its mean over the ranks is the full one.
     """
     own = [_shares(layer, logits, kind) for layer, logits in found]
     counts = torch.tensor([_batch(*one) for one in found], dtype=torch.float64, device=own[0].device)
@@ -142,7 +142,7 @@ def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> 
     for (layer, _), (s, part, log) in zip(found, zipped, strict=True):
         whole, scale = next(log_sums if log else sums), part * ranks.size
         if sees_paths(layer):
-            layer.running_shares = whole  # now alike on all ranks, and still the running mean of all samples
+            layer.running_shares = whole  # now equal on all ranks, and still the running mean of all samples
         elif part:
             change = s - s.detach()
             change = (s.detach() - whole).exp() * change if log else change
@@ -152,14 +152,14 @@ def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> 
 
 
 def _unevenness(layer: FFF, logits: Tensor, shares: Tensor, kind: str, scale: float) -> Tensor:
-    """The balance loss of a layer. scale: of the gradient of a sampled layer's own samples."""
+    """The balance loss of a layer. `scale` multiplies the gradient of a sampled layer."""
     if sees_paths(layer):
         assert layer.last_leaf is not None
         assert layer.last_weight is not None
         return _mean_by_level(unevenness(shares, logits, layer.last_leaf, layer.last_weight, scale), layer.depth)
     if kind == "leaf":
         return layer.num_leaves * (shares[0] * shares[1]).sum()
-    shares = shares.masked_fill(shares[:, :1] == -torch.inf, 0)  # without visits: the least value, and no gradient
+    shares = shares.masked_fill(shares[:, :1] == -torch.inf, 0)  # unvisited: the least value, and no gradient
     return _mean_by_level(torch.logsumexp(shares, -1) - shares.mean(-1), layer.depth)  # -(log a + log(1 - a)) / 2
 
 
@@ -183,7 +183,7 @@ def _entropy_of_paths(layer: FFF, logits: Tensor, reduction: str) -> Tensor:
 
 
 def _mean_by_level(values: Tensor, depth: int) -> Tensor:
-    """The sum over the levels of the means over their nodes; values (nodes,)."""
+    """The mean over each level's nodes, summed over levels; values (nodes,)."""
     return sum((part.mean() for part in values.split(level_sizes(depth))), values.new_zeros(()))
 
 
@@ -230,5 +230,5 @@ def last_logits(model: nn.Module) -> Iterator[tuple[str, FFF, Tensor]]:
 
 
 def sees_paths(layer: FFF) -> bool:
-    """Whether the layer's last training forward left the logits of paths, and not of all nodes."""
+    """Whether the layer's last training forward left the logits of paths instead of all nodes."""
     return layer.decision == "sampled" and layer.last_logits is None

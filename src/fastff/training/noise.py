@@ -13,8 +13,8 @@ from ..layer import FFF
 class Noise:
     """A forward hook that adds noise of `deviation` times the standard deviation of the batch.
 
-    `deviation` is a tensor, so that compiled and recorded steps see it change. A copied or saved layer takes the hook
-    along without the deviation: it then does nothing.
+    `deviation` is a tensor, so that compiled and recorded steps see it change. A copied or saved layer keeps the hook
+    without the deviation: that hook does nothing.
     """
 
     def __init__(self, deviation: Tensor | None = None) -> None:

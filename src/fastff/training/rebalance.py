@@ -21,13 +21,13 @@ from ..layer import FFF, fff_layers, trainable_layers
 from ..ranks import alone, ranks_of, reshard_, until_enough, whole
 from .boundaries import boundary_bias, check_finite, shift_biases_
 
-SAMPLES = 65536  # inputs of a layer that are read
+SAMPLES = 65536  # inputs read for each layer
 _LOGIT_BYTES = 2**28  # node logits kept at a time
 
 
 @dataclass
 class Cost:
-    """Forwards of a model, and the inputs that they brought to the layer that got most."""
+    """Forwards of a model, and the inputs that reached the layer with the most of them."""
 
     forwards: int = 0
     inputs: int = 0
@@ -36,9 +36,9 @@ class Cost:
 def rebalance_(model: nn.Module, data: Any, *, min_share: float = 0.1, samples: int = SAMPLES) -> None:
     """Shift the boundaries of every FFF layer so that each leaf gets `min_share` of its fair share of `data`.
 
-    Most boundaries do not move, and none moves further than needed. Directions and leaves stay unchanged. Call it now
-    and then in training: leaves that no sample reaches learn nothing, and the balance loss may not bring them back. It
-    takes one pass over the data if no boundary must move, and a few otherwise. An error changes nothing.
+    Most boundaries do not move, and none moves further than needed. Directions and leaves stay unchanged. Call this
+    now and then in training: leaves that no sample reaches learn nothing, and the balance loss may not bring them back.
+    It takes one pass over the data if no boundary must move, otherwise a few. An error changes nothing.
 
     Args:
         data: as in `initialize_tree_`. The share holds for the inputs that are read.
@@ -62,11 +62,11 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
         for _ in range(len(layers) if passes is None else passes):
             moved = set()
             for group in _groups(left, samples):
-                # The first pass sees all layers: it finds how much data they need, and in which order it reaches them.
+                # The first pass sees all layers: it finds how much data they need, and their order in the model.
                 source = first.read if first else batches(data)
                 with ranks.together(device) if ranks else alone() as everywhere:
                     seen = _Pass(model, left if first else layers, group, source, samples, everywhere)
-                reshard_(model)  # what moves below must not be a copy
+                reshard_(model)  # boundaries below must not be copies
                 first = first or seen
                 cost.forwards += len(seen.read)
                 cost.inputs += max(seen.counts.values())
@@ -85,10 +85,10 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
 
 
 def estimate(model: nn.Module, data: Any, samples: int = SAMPLES) -> Cost:
-    """The cost of one pass, judged by the first batch and the number of batches, if that is known."""
+    """The cost of one pass, estimated from the first batch and, if known, the number of batches."""
     layers, source, ranks = fff_layers(model), batches(data), ranks_of(model)
     device = next(iter(layers.values())).node_weight.device
-    same_start = torch.random.fork_rng(devices=[])  # a DataLoader draws from it
+    same_start = torch.random.fork_rng(devices=[])  # a DataLoader uses the RNG
     with evaluation_mode(model), same_start, ranks.together(device) if ranks else alone() as everywhere:
         one = _Pass(model, layers, {}, islice(source, 1), 1, everywhere)
     forwards = math.ceil(samples / max(min(one.counts.values()), 1))
@@ -156,7 +156,7 @@ def _groups(layers: dict[str, FFF], samples: int) -> Iterator[dict[str, FFF]]:
 
 @torch.no_grad()
 def _shift(name: str, layer: FFF, logits: Tensor, min_share: float) -> bool:
-    """Move the boundaries of one layer where needed; returns whether one moved."""
+    """Move the boundaries of one layer where needed; return whether any moved."""
     with whole(boundary_bias(layer)) as bias:
         before, finite = bias.clone(), logits.isfinite().all()
         if finite:

@@ -1,4 +1,4 @@
-"""The recommended way to train FFF layers, as three lines around a training loop.
+"""The recommended way to train FFF layers: three lines in a training loop.
 
     recipe = fastff.Recipe(model, data, steps=epochs * len(loader))
     for x, y in loader:
@@ -10,7 +10,7 @@
 
 Trained as in the paper, a tree sends nearly all samples to a few leaves, and leaves that see few samples overfit.
 The recipe starts from a balanced tree and keeps it balanced, trains the leaf that inference will use, and adds noise to
-the inputs that fades over training.
+the inputs, fading over training.
 """
 
 import math
@@ -44,28 +44,27 @@ class Recipe:
     An error, or Ctrl-C, in the constructor or in step() leaves the model unchanged.
 
     Args:
-        data: training inputs: a tensor, a list of batches or a DataLoader. They place the trees and rebalance them;
-            without data neither happens.
+        data: training inputs: a tensor, a list of batches or a DataLoader. They place and rebalance the trees;
+            without data, neither happens.
         steps: the number of calls of step(). In the last one the noise ends, the tree is rebalanced, and the
             temperature becomes `final_temperature`. Later calls still rebalance.
-        noise: normal noise on the inputs of FFF layers in training, as a multiple of one standard deviation over
+        noise: normal noise on the inputs of FFF layers in training, as a multiple of the standard deviation of
             all values of the layer's input; decays to 0 along a cosine.
         balance: weight of the balance loss; with "sampled" decisions, divided by the temperature.
         sharing: fraction of each leaf's gradient that is shared across leaves (0: independent). With sharing, all
             leaves of a layer start as copies of its first one. Use it for wide leaves and for layers inside a model,
             where a leaf sees few samples for its size; not for weights taken from a dense model.
         transposition: probability that a node swaps the weights of its children for a sample, against overfitting.
-        reset_trees: which layers get a new tree and, with sharing, new leaves. None: those that nothing has fitted yet;
-            `initialize_tree_`, `replace_`, `load_`, load_state_dict and an earlier Recipe fit layers. True: all. False:
-            none.
+        reset_trees: which layers get a new tree and, with sharing, new leaves. None: those not yet fitted by
+            `initialize_tree_`, `replace_`, `load_`, load_state_dict or an earlier Recipe. True: all. False: none.
 
     Rarely changed:
         decision: "straight_through" trains the leaf that inference will use; "soft" trains the mixture of all leaves;
-            "sampled" trains the leaf that inference will use, and the tree by a few others, whatever the depth.
-        epsilon: leaves that weigh less than `epsilon` times the even share, 2**-depth, for a sample are not run for it,
-            as in `FFF`; not with "sampled". It replaces the layers' own.
-        alternatives: with "sampled", the other leaves that each sample tries, for example one per level. It replaces
-            the layers' own.
+            "sampled" trains the leaf that inference will use, and the tree through a few others at any depth.
+        epsilon: each sample skips the leaves whose weight is below `epsilon` times the even share, 2**-depth, as in
+            `FFF`; not with "sampled". Replaces the layers' own value.
+        alternatives: with "sampled", how many other leaves each sample tries, for example one per level. Replaces
+            the layers' own value.
         temperature: at the start and the end of training, changing by a constant factor per step. Let it rise
             with "soft", and with "sampled" in deep trees.
         final_temperature: the temperature after the last step. At 1000 the soft pass equals the hard one, except for
@@ -180,7 +179,7 @@ class Recipe:
 
     @property
     def rebalance_share(self) -> float:
-        """rebalance_seconds as a part of the time since the recipe was made."""
+        """rebalance_seconds as a share of time since the recipe was made."""
         return self._budget.seconds / max(time.perf_counter() - self._budget.began, 1e-9)
 
     def loss(self) -> Tensor | float:
@@ -202,7 +201,7 @@ class Recipe:
     def step(self) -> None:
         """Call this after every step of the optimizer."""
         budget, count = self._budget, self.count + 1
-        if self.data is not None and not budget.pending:  # loss() was not called, or compiled
+        if self.data is not None and not budget.pending:  # loss() was compiled or not called
             budget.add_forward(self.model)
         last = count == self.steps
         due = self.data is not None and self.min_share > 0 and (last or budget.is_due(count))
@@ -221,7 +220,7 @@ class Recipe:
                 cost = rebalance(self.model, self.data, self.min_share, passes=None if last else 1)
 
     def _set(self) -> None:
-        """Bring noise and temperature to the values of this step."""
+        """Set noise and temperature to their values at this step."""
         done = min(1.0, self.count / self.steps)
         self.deviation.fill_(self.noise * (1 + math.cos(math.pi * done)) / 2)
         set_temperature_(self.model, self.temperature)
@@ -229,14 +228,14 @@ class Recipe:
             self.close()
 
     def finish_(self, model: nn.Module) -> None:
-        """Rebalance a model and harden it, as the last step does to the one in training.
+        """Rebalance and harden a model, as the last step does in training.
 
         Use it for a running mean of the weights, for copies evaluated during training, and, after close(), for training
         that ends early.
         """
         with all_or_nothing(boundary_biases(model), lambda: set_temperature_(model, self.final_temperature)):
             if self.data is not None and self.min_share:
-                with torch.random.fork_rng(devices=[]):  # a DataLoader draws from it, and training goes on
+                with torch.random.fork_rng(devices=[]):  # a DataLoader uses the RNG, as training does
                     rebalance(model, self.data, self.min_share)
 
     def close(self) -> None:
@@ -246,7 +245,7 @@ class Recipe:
 
     def state_dict(self) -> dict[str, Any]:
         layers = fff_layers(self.model).items()
-        # Copies: on a GPU, training goes on in the same memory.
+        # Copies: on a GPU, later steps overwrite this memory.
         shares = {name: layer.running_shares.clone() for name, layer in layers if layer.running_shares is not None}
         return {"count": self.count, "steps": self.steps, **self._budget.state_dict(), "running_shares": shares}
 
@@ -290,6 +289,6 @@ class Recipe:
 
 
 def _has_tree(layer: FFF) -> bool:
-    """Whether something has fitted the tree. Surgery without data leaves a tree of zeros, which divides nothing."""
+    """Whether the tree has been fitted. Surgery without data leaves a tree of zeros, which divides nothing."""
     weight = layer.node_weight if layer.node_out_weight is None else layer.node_out_weight
     return layer.fitted_tree and (not layer.depth or bool(weight.any()))

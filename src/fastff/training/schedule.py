@@ -23,7 +23,7 @@ def set_temperature_(model: nn.Module, value: float) -> None:
 
 
 def check_temperature(name: str, value: float, layers: Iterable[FFF]) -> float:
-    """The value as a float, if all these layers can have it as their temperature."""
+    """The value as a float; raises if it is no valid temperature of these layers."""
     value = check_number(name, value, 0, above=True)
     for dtype in {layer.temperature_tensor.dtype for layer in layers}:
         if not torch.finfo(dtype).tiny <= value <= torch.finfo(dtype).max:
@@ -37,7 +37,7 @@ class Schedule:
     Args:
         kind: "constant" (start), or the way from start to end: "linear", "cosine" (slow at both ends) or "exponential"
             (equal ratios).
-        steps: calls of step() from start to end. After that the value stays at the end.
+        steps: calls of step() from start to end. After these, the value stays at `end`.
     """
 
     def __init__(self, kind: str, start: float, end: float | None = None, steps: int = 0) -> None:
