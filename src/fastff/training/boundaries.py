@@ -74,7 +74,7 @@ def median_by_group(group: Tensor, value: Tensor, counts: Tensor, default: Tenso
 
 
 def moments_by_group(group: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the values (batch, ...) of each group; of all values where a group has none, or does not vary."""
+    """Mean and deviation of the values (batch, ...) of each group; of all values where it has none or does not vary."""
     size = counts.to(value.dtype).view(-1, *[1] * (value.dim() - 1))
     empty = value.new_zeros(len(counts), *value.shape[1:])
     mean = torch.where(size > 0, empty.index_add(0, group, value) / size, value.mean(0))
