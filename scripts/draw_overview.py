@@ -14,7 +14,7 @@ from svg import Picture
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pictures"
-CPU, GPU = "Intel(R) Xeon(R) Processor", "NVIDIA H200"
+CPU, GPU = "AMD EPYC", "NVIDIA H200"
 LIGHT = {"cpu1": "#8250df", "cpu": "#0969da", "gpu": "#1a7f37", "ours": "#0969da", "paper": "#b6bec7"}
 DARK = {"cpu1": "#bc8cff", "cpu": "#58a6ff", "gpu": "#3fb950", "ours": "#58a6ff", "paper": "#596472"}
 
