@@ -74,9 +74,8 @@ def draw_speed() -> Picture:
         picture.path(points, colour)
         for x, y in points:
             picture.add(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="var(--{colour})"/>')
-        deepest = max(found)
-        words = f"{label}: {found[deepest]:,.0f}x at depth {deepest}"
-        picture.text(left + 12, top + 18 + 17 * index, words, "bold", colour)
+        words = f"{label}: up to {max(found.values()):,.0f}x"
+        picture.text(left + 150, bottom - 41 + 17 * index, words, "bold", colour)
     for depth, words in ((3, "35 of 256"), (8, "40 of 8,192"), (15, "47 of 1,048,576")):
         x, _ = place(depth, 1)
         picture.text(x, bottom + 36, words, "small end" if depth == 15 else "small middle")
