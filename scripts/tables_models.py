@@ -53,13 +53,15 @@ def minilm_controls() -> str:
 
 def smollm() -> str:
     """SmolLM2-135M and what `fastff compare` made of it, without distillation."""
-    header = ["", "size", "neurons used", "parameters", "perplexity", "blocks", "model"]
+    header = ["", "fitted to, tokens", "neurons used", "parameters", "perplexity", "blocks", "model"]
     body = []
     for row in read("smollm"):
-        cells = [f"{float(row['neurons']):.0f}", f"{int(row['parameters']) / 1e6:.0f} M"]
-        cells.append(f"{float(row['quality']):,.1f}" if row["quality"] else "-")
-        cells += [f"{float(row[f'{part}_speedup']):.2f}x" for part in ("block", "model")]
-        body.append([row["method"], row["size"], *cells])
+        fitted = f"{int(row['samples']):,}" if row["method"] in ("FFF", "dense") else ""
+        name = f"FFF, {tree(row)}" if row["method"] == "FFF" else row["method"]
+        cells = [name, fitted, f"{float(row['neurons']):.0f}", f"{int(row['parameters']) / 1e6:.0f} M"]
+        perplexity = float(row["quality"])
+        cells.append(f"{perplexity:.1f}" if perplexity < 1e4 else f"{perplexity:.0e}")
+        body.append([*cells, *(f"{float(row[f'{part}_speedup']):.1f}x" for part in ("block", "model"))])
     return table(header, body)
 
 

@@ -286,6 +286,10 @@ def errors(rank):
         fastff.rebalance_(model, x if rank == 0 else x[:, :2])
     with pytest.raises(RuntimeError) as used:
         fastff.parallel.usage(model, x if rank == 0 else x[:, :2])
+    for call in (fastff.rebalance_, lambda model, data: fastff.Recipe(model, data, steps=3)):
+        with pytest.raises((RuntimeError, ValueError)) as empty:  # before any forward
+            call(model, x if rank == 0 else [])
+        assert "1 of 2 ranks" in str(empty.value) if rank == 0 else "empty list" in str(empty.value)
     fastff.initialize_tree_(model, x)
     with pytest.raises(RuntimeError) as kept:  # no tree is placed: the recipe only estimates the work
         fastff.Recipe(model, x if rank == 0 else x[:, :2], steps=3)

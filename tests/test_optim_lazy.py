@@ -79,6 +79,28 @@ def test_sparse_gradients_of_other_layers_are_refused():
         optimizer.step()
 
 
+@pytest.mark.parametrize("lazy", [LazySGD, LazyAdamW])
+def test_a_state_of_another_model_or_optimizer_is_refused(lazy):
+    """It was once accepted, and rows were then updated with the moments of others."""
+    layer, deeper = (make(depth=depth, decision="sampled") for depth in (3, 4))
+    other = LazyAdamW if lazy is LazySGD else LazySGD
+    optimizer, x = lazy(layer, 0.1), torch.randn(9, 5, dtype=torch.float64)
+    for one in (lazy(deeper, 0.1), optimizer):
+        model = deeper if one is not optimizer else layer
+        model(x).sum().backward()
+        one.step()
+        before = copy.deepcopy(optimizer.state_dict())
+        if one is not optimizer:
+            with pytest.raises(ValueError, match="Load the state of an optimizer for this model"):
+                optimizer.load_state_dict(one.state_dict())
+    for wrong in (other(make(), 0.1).state_dict(), {}, None):
+        with pytest.raises(ValueError, match=f"this is not the state of a {lazy.__name__}"):
+            optimizer.load_state_dict(wrong)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    optimizer.load_state_dict(after)
+
+
 def by_hand(weight, gradients, rates, betas=(0.9, 0.999), eps=1e-8, decay=0.1):
     """AdamW of one row in plain steps. A gradient of None: the moments and the weight decay, and nothing more."""
     mean = square = torch.zeros_like(weight)

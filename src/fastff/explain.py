@@ -63,7 +63,9 @@ def _sampled(layer: FFF, x: Tensor) -> Explanation:
     others = f"{alternatives} other{'s' * (alternatives > 1)}"
     how = f"each sample runs the leaf that it visits; for the tree's gradient {others}"
     how += ", and all nodes in one product" if few else ", and the nodes on the way"
-    costs_known = not (rows.is_cuda or is_dtensor(layer.leaf_in_weight))
+    if not layer.depth:
+        how = "one leaf, and no tree that learns"
+    costs_known = layer.depth and not (rows.is_cuda or is_dtensor(layer.leaf_in_weight))
     if costs_known and shed.is_dense(1 + alternatives, 1, layer.leaves):
         how += f"; all {layer.num_leaves} leaves would take no longer: use decision='straight_through'"
     if triton:

@@ -170,7 +170,8 @@ class _Lazy(torch.optim.Optimizer):
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state."""
+        """Load a state. An error changes nothing."""
+        self._check_state(state_dict)
         super().load_state_dict(state_dict)
         # torch has cast the state to the dtype of the parameter.
         for group, stored in zip(self.param_groups, state_dict["param_groups"], strict=True):
@@ -180,6 +181,21 @@ class _Lazy(torch.optim.Optimizer):
                     if key in found:
                         place = "cpu" if key == "step" else parameter.device
                         self.state[parameter][key] = found[key].clone().to(place)
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        """Raise unless this is the state of an optimizer of this class, for parameters of these shapes."""
+        groups = state_dict.get("param_groups") if isinstance(state_dict, dict) else None
+        if not groups or any(set(self.defaults) - set(group) for group in groups):
+            raise ValueError(f"this is not the state of a {type(self).__name__}. Pass its state_dict().")
+        for group, stored in zip(self.param_groups, groups, strict=False):  # torch compares the numbers
+            for parameter, index in zip(group["params"], stored["params"], strict=False):
+                for name, value in state_dict["state"].get(index, {}).items():
+                    rows = parameter.shape[:1] if name in ("last", "decayed") else parameter.shape
+                    if value.shape != (() if name in ("step", "decay") else rows):
+                        raise ValueError(
+                            f"the optimizer's state has {name!r} of shape {tuple(value.shape)} for a parameter of "
+                            f"shape {tuple(parameter.shape)}. Load the state of an optimizer for this model."
+                        )
 
 
 class LazySGD(_Lazy):
@@ -299,7 +315,7 @@ class LazyAdamW(_Lazy):
 
 @torch.no_grad()
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_ for dense and sparse gradients and DTensors together; returns the norm.
+    """torch.nn.utils.clip_grad_norm_ for dense and sparse gradients and DTensors together; returns the 2-norm.
 
     Torch's own refuses sparse gradients, and DTensors beside plain tensors.
     """

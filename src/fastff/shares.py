@@ -47,6 +47,15 @@ def reach(logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     return value * (before - before.detach()).exp()
 
 
+def check_shares(name: str, shares: object, nodes: int) -> None:
+    """Raise unless this is a running mean for that many nodes."""
+    if not isinstance(shares, Tensor) or shares.shape != (nodes, 2) or not shares.is_floating_point():
+        got = f"{tuple(shares.shape)} {shares.dtype}" if isinstance(shares, Tensor) else type(shares).__name__
+        raise ValueError(f"{name} must be a floating-point tensor of shape {(nodes, 2)}; got {got}.")
+    if not (shares.isfinite() & (shares >= 0)).all():
+        raise ValueError(f"{name} must be finite, and 0 or more. Load the state of a training that has not diverged.")
+
+
 @torch.no_grad()
 def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """The running mean after another batch; None before the first. It starts small: `unevenness` corrects that."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import fastff
 from fastff.layer import FFF
+from helpers import make, one_rank
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}  # float64; Adam divides by the root of small squares
@@ -128,3 +129,14 @@ def test_a_process_group_is_needed():
         with pytest.raises(RuntimeError, match=r"needs a process group\. Start the script with torchrun"):
             call(layer)
     assert type(layer) is FFF
+
+
+@needs_gloo
+def test_layers_that_share_leaves_are_refused(tmp_path):
+    """They were once two after sharding, and trained apart."""
+    first, second = make(5, 5), make(5, 5)
+    second.leaf_in_weight = first.leaf_in_weight
+    model = torch.nn.Sequential(first, second)
+    with one_rank(tmp_path), pytest.raises(ValueError, match="the FFF layers '0' and '1' share leaves"):
+        fastff.parallel.shard_leaves_(model)
+    assert first.leaf_in_weight is second.leaf_in_weight

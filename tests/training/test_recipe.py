@@ -283,6 +283,19 @@ def test_a_state_of_another_length_is_told():
         fastff.Recipe(make(dtype=torch.float32), x, steps=7).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "wrong", [torch.full((127, 2), torch.nan), -torch.ones(127, 2), torch.ones(3, 2), torch.ones(127, 2).long(), "x"]
+)
+def test_running_shares_that_cannot_be_are_refused(wrong):
+    layer = make(depth=7, decision="sampled", dtype=torch.float32)  # more nodes than inputs: it keeps running shares
+    recipe = fastff.Recipe(layer, torch.randn(256, 5), steps=3, decision="sampled")
+    layer(torch.randn(64, 5))
+    state = recipe.state_dict()
+    with pytest.raises(ValueError, match="the running shares of the FFF layer ''"):
+        recipe.load_state_dict(state | {"running_shares": {"": wrong}})
+    recipe.load_state_dict(state)
+
+
 def test_the_state_holds_the_running_shares_of_sampled_layers():
     """A training that goes on after a restart has the same balance loss as one that never stopped."""
     torch.manual_seed(0)

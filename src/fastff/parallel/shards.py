@@ -108,6 +108,14 @@ def shard_leaves_(model: nn.Module, mesh: Any = None) -> nn.Module:
             raise TypeError(
                 f"the FFF layer {name!r} is sharded already. Call shard_leaves_ once, and before fully_shard."
             )
+    owners: dict[nn.Parameter, str] = {}
+    for name, layer in layers.items():
+        for parameter in layer.leaf_parameters():
+            if (other := owners.setdefault(parameter, name)) != name:
+                raise ValueError(
+                    f"the FFF layers {other!r} and {name!r} share leaves, which would be two after sharding. Give each "
+                    "layer its own parameters, or train on several processes with DistributedDataParallel."
+                )
         if type(layer) is not FFF:
             raise TypeError(f"shard_leaves_ takes layers of class FFF; {name!r} is of {type(layer).__name__}.")
         if layer.num_leaves % mesh.size():

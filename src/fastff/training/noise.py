@@ -32,6 +32,8 @@ class Noise:
         if self.deviation is None or not layer.training:
             return None
         x = args[0] if args else kwargs["x"]
+        if not x.numel():
+            return None
         scale = self.deviation.to(x.dtype) * x.detach().std(correction=0)
         return (x + scale * torch.randn_like(x),), {}
 

@@ -63,8 +63,8 @@ def rebalance(model: nn.Module, data: Any, min_share: float, samples: int = SAMP
             moved = set()
             for group in _groups(left, samples):
                 # The first pass sees all layers: it finds how much data they need, and their order in the model.
-                source = first.read if first else batches(data)
                 with ranks.together(device) if ranks else alone() as everywhere:
+                    source = first.read if first else batches(data)
                     seen = _Pass(model, left if first else layers, group, source, samples, everywhere)
                 reshard_(model)  # boundaries below must not be copies
                 first = first or seen

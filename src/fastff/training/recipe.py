@@ -27,8 +27,9 @@ from ..batches import batches
 from ..checks import check_choice, check_int, check_number, check_probability, check_share
 from ..interrupts import all_or_nothing, uninterrupted
 from ..layer import DECISIONS, FFF, Decision, fff_layers, mark_fitted, trainable_layers
-from ..ranks import ranks_of
+from ..ranks import alone, ranks_of
 from ..sampling import check_alternatives
+from ..shares import check_shares
 from ..visits import check_epsilon
 from .budget import Budget
 from .initialize import copy_first_leaf_, place_trees
@@ -122,12 +123,13 @@ class Recipe:
         settings["alternatives"], settings["epsilon"] = int(alternatives), check_epsilon(epsilon, decision)
         if not (reset_trees is None or isinstance(reset_trees, bool)):
             raise TypeError(f"reset_trees must be True, False or None; got {reset_trees!r}.")
-        if isinstance(data, Iterator):
-            raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
-        if data is not None:
-            batches(data)
-        device = next(iter(layers.values())).node_weight.device
-        if (ranks := ranks_of(model)) and not ranks.agree(str(data is None), device):
+        device, ranks = next(iter(layers.values())).node_weight.device, ranks_of(model)
+        with ranks.together(device) if ranks else alone():
+            if isinstance(data, Iterator):
+                raise TypeError("data is read again for every rebalancing; pass a tensor, a list or a DataLoader.")
+            if data is not None:
+                batches(data)
+        if ranks and not ranks.agree(str(data is None), device):
             raise ValueError("some ranks have data, others have none. Give each rank its part, or none any.")
         self.model, self.data = model, data
         if left_out := outside_checkpoints(model, layers):
@@ -268,6 +270,8 @@ class Recipe:
                 f"the recipe's state has running shares of {unknown[:4]}; the model has {list(layers)[:4]}. "
                 "Load the state of a recipe for this model."
             )
+        for name, shares in found.items():
+            check_shares(f"the running shares of the FFF layer {name!r}", shares, layers[name].num_nodes)
         with uninterrupted():
             self._budget.load_state_dict(state, count)
             self.count = count
