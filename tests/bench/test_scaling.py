@@ -42,16 +42,15 @@ def test_visited_is_the_mean_over_draws():
 
 
 def test_flops_are_those_that_torch_counts():
-    """Of the leaves' products, in one step with one rank."""
+    """Of the leaves' products, in one step with one rank. The model leaves out the scores' gradients: 2 * out per path."""
     layer = fastff.FFF(6, 5, depth=3, leaf_width=4, decision="sampled")
     x = torch.randn(20, 6, requires_grad=True)
     with fastff.backend("aten"), FlopCounterMode(display=False) as counter:
         layer(x).sum().backward()
-    products = {name: count for name, count in counter.get_flop_counts()["Global"].items() if "mm" in str(name)}
-    leaf = 2 * 4 * (6 + 5) * (3 + 1) * 20
-    assert sum(products.values()) == leaf
+    counts, leaf, scores = counter.get_flop_counts()["Global"], 2 * 4 * (6 + 5) * (3 + 1) * 20, 2 * 5 * 20
+    assert counts == {torch.ops.aten.mm: leaf, torch.ops.aten.bmm: scores}
     step = Step(3, **SIZE, batch=20)
-    assert step.flops - leaf == 20 * 2 * 6 * 3 * 10
+    assert step.flops - leaf == 20 * 2 * 3 * (4 * 2 * 6)  # two paths of three nodes, four products of six numbers each
 
 
 def test_imbalance():
