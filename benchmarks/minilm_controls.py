@@ -7,12 +7,13 @@
 The model, its text and the loss are those of examples/minilm.py, whose requirements this has; the rows come from
 `fastff.surgery.compare`. Embeddings of held-out text are compared with the original's, before and after distillation.
 Times are not kept: `fastff compare` measures them on a quiet machine. A row is written as soon as it is done, and rows
-that the file has are not run again. int8 is left out on a GPU: no distillation changes it, and a CPU is fast enough.
+that the file has are not run again. int8 rows are left out on a GPU: its tools differ from those of a CPU.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +57,8 @@ def prepare(o: argparse.Namespace) -> Given:
     return Given(dense, train, held, minilm.embed(dense, held))
 
 
-def measure(method: str, size: tuple[int, int], given: Given, o: argparse.Namespace) -> list[Row]:
-    """The row of a method at one size."""
+def measure(methods: list[str], size: tuple[int, int], given: Given, o: argparse.Namespace) -> list[Row]:
+    """The rows of some methods at one size."""
     minilm = examples()
     found: dict[float, tuple[float, float, float]] = {}
 
@@ -77,7 +78,7 @@ def measure(method: str, size: tuple[int, int], given: Given, o: argparse.Namesp
         rate=o.rate,
         loss=minilm.distance,
         samples=o.samples,
-        methods=[method],
+        methods=methods,
         timed={name: x[:1] for name, x in given.held[0].items()},
         budget=1e-3,
         seed=o.seed,
@@ -115,17 +116,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--methods are some of {', '.join(METHODS)}; got {', '.join(sorted(wrong))}")
     if o.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU that torch can use; it finds none. Pass --device cpu.")
-    if o.device == "cuda" and "int8" in o.methods:
-        print("int8 is left out on a GPU. Run it with --device cpu --methods int8.", file=sys.stderr)
-        o.methods.remove("int8")
+    if o.device == "cuda" and (left_out := [method for method in o.methods if "int8" in method]):
+        which = ",".join(left_out)
+        print(f"int8 is left out on a GPU. Run it with --device cpu --methods '{which}'.", file=sys.stderr)
+        o.methods = [method for method in o.methods if method not in left_out]
     given = None
     for depth, leaf_width in (size.split("x") for size in o.sizes.split(",")):
         wanted = {"tree": f"{depth} x {leaf_width}", "device": o.device} | {name: getattr(o, name) for name in SETTINGS}
         done = {row["method"] for row in read(o.output) if all(row[name] == str(v) for name, v in wanted.items())}
-        for method in o.methods:
-            if method not in done:
-                given = given or prepare(o)
-                append(o.output, measure(method, (int(depth), int(leaf_width)), given, o))
+        missing = [method for method in o.methods if method not in done]
+        for _, group in groupby(missing, key=lambda method: method.removesuffix(" int8")):  # FFF int8 needs FFF
+            given = given or prepare(o)
+            append(o.output, measure([*group], (int(depth), int(leaf_width)), given, o))
 
 
 if __name__ == "__main__":

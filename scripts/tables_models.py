@@ -33,7 +33,7 @@ def minilm_controls() -> str:
     longest: dict[tuple[str, str], Row] = {}
     for row in sorted(read("minilm_controls"), key=lambda row: int(row["steps"])):
         longest[row["method"], row["size"]] = row
-    order = ["FFF", "dense", "low rank", "pruned", "int8"]
+    order = ["FFF", "FFF int8", "dense", "low rank", "pruned", "int8"]
     body = []
     for row in sorted(
         longest.values(), key=lambda row: (row["method"] == "int8", row["tree"], order.index(row["method"]))

@@ -508,6 +508,21 @@ def test_bad_arguments(options, error, message):
         fastff.FFF(**({"in_features": 64, "out_features": 64, "depth": 2, "leaf_width": 8} | options))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("decision", "hard", ValueError, "decision must be 'soft', .* got 'hard'"),
+        ("sharing", 2, ValueError, "sharing must be from 0 to 1; got 2"),
+        ("sharing", "half", TypeError, "sharing must be a number from 0 to 1; got 'half'"),
+    ],
+)
+def test_bad_settings_after_construction(name, value, error, message):
+    layer = fastff.FFF(6, 5, depth=2, leaf_width=3)
+    setattr(layer, name, value)
+    with pytest.raises(error, match=message):
+        layer(torch.randn(4, 6))
+
+
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_bad_inputs(mode):
     layer = getattr(fastff.FFF(6, 5, depth=2, leaf_width=3), mode)()

@@ -189,7 +189,7 @@ class FFF(nn.Module):
                 check_int8(self)
             return functional.hard(x, self.tree, self.leaves, activation=self.activation)
         check_choice("decision", self.decision, DECISIONS)  # it may have been set after construction
-        leaves = share(self.leaves, self.sharing) if self.sharing else self.leaves
+        leaves = share(self.leaves, check_share("sharing", self.sharing)) if self.sharing else self.leaves
         options: dict[str, Any] = {"activation": self.activation, "temperature": self.temperature_tensor}
         options |= {"transposition": self.transposition, "dropout": self.dropout}
         if self.epsilon:

@@ -21,22 +21,21 @@ def test_rows(tmp_path, monkeypatch, capsys):
     given = [*tiny, "--sentences", "320", "--batch", "16", "--held-out", "40", "--sizes", "1x16", "--output", str(path)]
     measure, made = minilm_controls.measure, []
 
-    def stopped(method, *rest):
-        if method == "dense" and "dense" not in made:
-            made.append(method)
+    def stopped(methods, *rest):
+        made.append(",".join(methods))
+        if methods == ["dense"] and made.count("dense") == 1:
             raise KeyboardInterrupt
-        made.append(method)
-        return measure(method, *rest)
+        return measure(methods, *rest)
 
     monkeypatch.setattr(minilm_controls, "measure", stopped)
-    given += ["--methods", "FFF,dense,low rank,pruned,int8"]
+    given += ["--methods", "FFF,FFF int8,dense,low rank,pruned,int8"]
     with pytest.raises(KeyboardInterrupt):
         minilm_controls.main(given)
     minilm_controls.main(given)
     with path.open(newline="") as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
-    assert [*rows] == ["FFF", "dense", "low rank", "pruned", "int8"]
-    assert made == ["FFF", "dense", *[*rows][1:]]  # the row before the interrupt was kept
+    assert [*rows] == ["FFF", "FFF int8", "dense", "low rank", "pruned", "int8"]
+    assert made == ["FFF,FFF int8", "dense", *[*rows][2:]]  # the row before the interrupt was kept
     assert {(row["tree"], row["device"]) for row in rows.values()} == {("1 x 16", "cpu")}
     assert rows["FFF"]["neurons"] == rows["dense"]["neurons"] == "17"
     for name in ("FFF", "dense", "low rank", "pruned"):
@@ -44,6 +43,7 @@ def test_rows(tmp_path, monkeypatch, capsys):
         assert float(rows[name]["final_lowest"]) < float(rows[name]["final_cosine"])
     assert rows["int8"]["fitted_cosine"] == ""
     assert float(rows["int8"]["final_cosine"]) > 0.99
+    assert float(rows["FFF int8"]["final_cosine"]) == pytest.approx(float(rows["FFF"]["final_cosine"]), abs=0.02)
 
     before = path.read_bytes()
     monkeypatch.setattr(minilm_controls, "measure", None)
@@ -51,7 +51,7 @@ def test_rows(tmp_path, monkeypatch, capsys):
     assert path.read_bytes() == before
 
     elsewhere = []
-    monkeypatch.setattr(minilm_controls, "measure", lambda method, *rest: elsewhere.append(method) or [])
+    monkeypatch.setattr(minilm_controls, "measure", lambda methods, *rest: elsewhere.extend(methods) or [])
     monkeypatch.setattr(minilm_controls, "prepare", lambda o: o.device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(minilm_controls, "append", lambda path, rows: None)

@@ -42,7 +42,7 @@ def test_visited_is_the_mean_over_draws():
 
 
 def test_flops_are_those_that_torch_counts():
-    """Of the leaves' products, in one step with one rank. The model leaves out the scores' gradients: 2 * out per path."""
+    """Of the leaves' products, in one step with one rank. The scores' gradients, 2 * out per path, are left out."""
     layer = fastff.FFF(6, 5, depth=3, leaf_width=4, decision="sampled")
     x = torch.randn(20, 6, requires_grad=True)
     with fastff.backend("aten"), FlopCounterMode(display=False) as counter:

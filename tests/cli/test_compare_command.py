@@ -55,7 +55,7 @@ def test_an_encoder_by_cosine_and_rows_that_are_kept(files, tmp_path):
     assert done.exit_code == 0, done.output
     table = [line.split() for line in done.stdout.splitlines()]
     assert table[0][5:7] == ["fitted", "cosine"]
-    assert [line[0] for line in table[1:7]] == ["original", "FFF", "dense", "low", "pruned", "int8"]
+    assert [line[0] for line in table[1:8]] == ["original", "FFF", "FFF", "dense", "low", "pruned", "int8"]
     assert "cosine (higher is better)" in plot.read_text()
     assert {path: path.read_bytes() for path in (files / "bert").iterdir()} == before
 
@@ -64,7 +64,7 @@ def test_an_encoder_by_cosine_and_rows_that_are_kept(files, tmp_path):
     assert again.exit_code == 0, again.output
     assert rows.read_bytes() == kept
     found = json.loads(again.stdout)
-    assert [row["method"] for row in found] == ["original", "FFF", "dense", "low rank", "pruned", "int8"]
+    assert [row["method"] for row in found] == ["original", "FFF", "FFF int8", "dense", "low rank", "pruned", "int8"]
     assert found[0]["quality"] == pytest.approx(1, abs=1e-6)
     assert found[0]["quality_name"] == "cosine"
     assert found[1]["steps"] == 4
@@ -97,7 +97,7 @@ def test_a_language_model_by_perplexity_as_csv(files):
         ("{0}/bert --data {0}/text.txt --sizes 2x6 --timed 1", "--timed must be sequences x tokens, such as 1x1"),
         ("{0}/bert --data {0}/text.txt --sizes 2x6 --timed 1x0", "--timed is one shape of at least 1 x 1"),
         ("{0}/bert --data {0}/text.txt --sizes 2x600", "at most the 48 neurons"),
-        ("{0}/bert --data {0}/text.txt --sizes 2x6 --method pruning", "--method is a list of FFF, dense, low rank"),
+        ("{0}/bert --data {0}/text.txt --sizes 2x6 --method pruning", "--method is a list of FFF, FFF int8, dense"),
         ("{0}/bert --data {0}/text.txt --sizes 2x6 --rows {0}/text.txt", "--rows and --data are the same file"),
         ("{0}/none --data {0}/text.txt --sizes 2x6 --plot {0}/front.word", "the suffix of a picture must be one of"),
         ("{0}/none --data {0}/text.txt --sizes 2x6 --plot {0}/text.txt/a.svg", "text.txt is a file"),

@@ -140,3 +140,14 @@ def test_layers_that_share_leaves_are_refused(tmp_path):
     with one_rank(tmp_path), pytest.raises(ValueError, match="the FFF layers '0' and '1' share leaves"):
         fastff.parallel.shard_leaves_(model)
     assert first.leaf_in_weight is second.leaf_in_weight
+
+
+@needs_gloo
+def test_other_groups_and_meshes_are_named(tmp_path):
+    layer = make(5, 5)
+    with one_rank(tmp_path):
+        with pytest.raises(TypeError, match="group must be a process group, .* got 'workers'"):
+            fastff.parallel.synchronize_(layer, "workers")
+        with pytest.raises(TypeError, match="mesh must be a DeviceMesh, .* got 3"):
+            fastff.parallel.shard_leaves_(layer, 3)
+        fastff.parallel.shard_leaves_(fastff.parallel.synchronize_(layer, torch.distributed.group.WORLD))

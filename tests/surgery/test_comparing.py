@@ -48,6 +48,7 @@ def test_rows_and_the_model_unchanged():
     assert rows["low rank", "rank 5"].quality > rows["low rank", "rank 1"].quality
     assert 0.99 < rows["int8", "48"].quality < 1
     assert "by torch" in rows["int8", "48"].note
+    assert abs(rows["FFF int8", "2 x 22"].quality - rows["FFF", "2 x 22"].quality) < 0.02
     for row in found.rows:
         assert min(row.block_us, row.block_us_original, row.model_us, row.model_us_original) > 0
     assert original in found.front
@@ -69,17 +70,17 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, rows=path, **QUICK)
     kept = json.loads(path.read_text())["rows"]
-    assert [row["method"] for row in kept] == ["original", "FFF"]
+    assert [row["method"] for row in kept] == ["original", "FFF"]  # FFF int8 is next
     monkeypatch.setattr(comparison_rows.Rows, "row", lambda *a: (count.append(a[1][:2]), make(*a))[1])
     count.clear()
     second = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, rows=path, **QUICK)
-    assert [method for method, _ in count] == ["dense", "low rank", "pruned", "int8"]
+    assert [method for method, _ in count] == ["FFF int8", "dense", "low rank", "pruned", "int8"]
     whole = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, **QUICK)
     assert [(r.method, r.quality) for r in second.rows] == [(r.method, r.quality) for r in whole.rows]
     count.clear()
     wider = fastff.surgery.compare(model, [(2, 6), (1, 9)], DATA, steps=5, rows=path, **QUICK)
-    assert count == [("FFF", "1 x 9"), ("dense", "10"), ("low rank", "rank 2"), ("pruned", "10")]
-    assert len(wider.rows) == 10
+    assert count == [("FFF", "1 x 9"), ("FFF int8", "1 x 9"), ("dense", "10"), ("low rank", "rank 2"), ("pruned", "10")]
+    assert len(wider.rows) == 12
     with pytest.raises(ValueError, match=r"rows of another comparison: steps 5 there, 6 now\. Choose another file"):
         fastff.surgery.compare(model, [(2, 6)], DATA, steps=6, rows=path, **QUICK)
     other = small()
@@ -156,7 +157,7 @@ def never():
         ({"sizes": 3}, TypeError, r"pairs \(depth, leaf_width\), such as \[\(4, 192\), \(4, 376\)\]; got 3"),
         ({"sizes": [(1, 2, 3)]}, TypeError, "sizes must be pairs"),
         ({"sizes": [(-1, 2)]}, ValueError, "depth must be at least 0; got -1"),
-        ({"methods": ["FFF", "pruning"]}, ValueError, "some of FFF, dense, low rank, pruned, int8; got"),
+        ({"methods": ["FFF", "pruning"]}, ValueError, "some of FFF, FFF int8, dense, low rank, pruned, int8; got"),
         ({"methods": "FFF"}, ValueError, "methods must be"),
         ({"steps": -1}, ValueError, "steps must be at least 0"),
         ({"rate": 0}, ValueError, "rate must be finite and positive"),

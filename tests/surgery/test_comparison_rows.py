@@ -27,12 +27,12 @@ def test_match_is_one_minus_the_drift():
     assert match(original).__name__ == "match"
 
 
-def rows(rate, quality=None):
+def rows(rate, quality=None, samples=240):
     torch.manual_seed(0)
     original = stack(Mlp(), Mlp()).eval().requires_grad_(False)
     blocks, _ = choose(original, None, None)
     train, held = list(X[:240].split(20)), [X[240:]]
-    made = Rows(original, blocks, train, held, held, quality or match(original), 6, rate, None, 240, 0.02, {})
+    made = Rows(original, blocks, train, held, held, quality or match(original), 6, rate, None, samples, 0.02, {})
     return made, {task.method: task for task in tasks(blocks, [(2, 6)], METHODS)}
 
 
@@ -52,6 +52,33 @@ def test_progress_counts_every_step():
         done = []
         made.row(task, lambda steps=1, text="", total=None, done=done: done.append(steps))
         assert sum(done) == 7
+
+
+def test_an_int8_tree_is_the_tree_of_the_row_before():
+    """It is trained once. Without that row, as after an interrupt, it is trained again, to the same numbers."""
+    made, wanted = rows(rate=1e-3, samples=24)
+    calls, made_again = [], rows(rate=1e-3, samples=24)[0]
+
+    def row(maker, method):
+        torch.manual_seed(0)
+        calls.clear()
+        return maker.row(wanted[method], lambda steps=1, text="", total=None: calls.append(steps))
+
+    tree = row(made, "FFF")
+    assert max(calls) == 1  # step by step
+    small = row(made, "FFF int8")
+    assert max(calls) == 6  # all at once
+    alone = row(made_again, "FFF int8")
+    assert max(calls) == 1
+    assert small.quality == alone.quality != tree.quality
+    assert small.quality == pytest.approx(tree.quality, abs=0.02)
+    assert (small.parameters, small.fitted_quality) == (tree.parameters, None)
+    assert small.seconds > tree.seconds
+    assert tree.quality > tree.fitted_quality
+    assert (tree.note, small.note) == ("", "by fastff")  # no linear layers are left
+    row(made, "FFF")
+    row(made, "dense")
+    assert made.kept == {}
 
 
 def test_a_tensor_of_one_number_is_a_quality():

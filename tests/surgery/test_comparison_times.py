@@ -6,7 +6,7 @@ import torch
 from fastff.surgery import comparison_times
 from fastff.surgery.choose import choose
 from fastff.surgery.comparison_times import take_times, timed_batches
-from fastff.surgery.controls import METHODS, build, tasks
+from fastff.surgery.controls import METHODS, build, int8_of, tasks
 from surgery_models import Mlp, stack
 
 X = torch.randn(63, 16, generator=torch.Generator().manual_seed(1))
@@ -16,8 +16,12 @@ def candidates(*methods):
     torch.manual_seed(0)
     model = stack(Mlp(), Mlp(), Mlp()).eval()
     blocks, _ = choose(model, None, None)
+
+    def made(method, task):
+        return build(task._replace(method=method), model, blocks, [X], 63, {})
+
     wanted = [task for task in tasks(blocks, [(2, 6)], METHODS) if task.method in methods]
-    return [build(task, model, blocks, [X], 63, {}) for task in wanted]
+    return [int8_of(made("FFF", task)) if task.method == "FFF int8" else made(task.method, task) for task in wanted]
 
 
 def test_timed_batches_have_one_shape():
@@ -40,7 +44,7 @@ def test_a_block_is_the_mean_over_the_blocks(monkeypatch):
     assert taken.note == ""
 
 
-@pytest.mark.parametrize("method", ["original", "FFF", "dense", "low rank", "int8"])
+@pytest.mark.parametrize("method", ["original", "FFF", "FFF int8", "dense", "low rank", "int8"])
 def test_every_method_can_be_timed(method):
     original, *_ = candidates("original")
     one = original if method == "original" else candidates(method)[0]

@@ -23,19 +23,22 @@ def test_tasks_list_the_original_then_each_size_then_int8():
     assert [task[:2] for task in found] == [
         ("original", "48"),
         ("FFF", "2 x 6"),
+        ("FFF int8", "2 x 6"),
         ("dense", "8"),
         ("low rank", "rank 1"),
         ("pruned", "8"),
         ("FFF", "3 x 5"),  # it shares its controls with 2 x 6
+        ("FFF int8", "3 x 5"),
         ("FFF", "1 x 20"),
+        ("FFF int8", "1 x 20"),
         ("dense", "21"),
         ("low rank", "rank 5"),
         ("pruned", "21"),
         ("int8", "48"),
     ]
-    tree = found[1]
-    assert (tree.neurons, tree.flops) == (8, 2 * (2 * 16 + 6 * 32))
-    assert found[2].flops == 2 * 8 * 32
+    for tree in found[1:3]:
+        assert (tree.neurons, tree.flops) == (8, 2 * (2 * 16 + 6 * 32))
+    assert found[3].flops == 2 * 8 * 32
     assert found[0].flops == 2 * 48 * 32
     assert [task.method for task in tasks(blocks, [(2, 6)], ["dense"])] == ["original", "dense"]
 

@@ -90,7 +90,7 @@ def shard_leaves_(model: nn.Module, mesh: Any = None) -> nn.Module:
     Args:
         mesh: a DeviceMesh of one dimension; None: all ranks.
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     layers = trainable_layers(model)
     if not dist.is_initialized():
@@ -101,6 +101,8 @@ def shard_leaves_(model: nn.Module, mesh: Any = None) -> nn.Module:
     if mesh is None:
         device = next(iter(layers.values())).node_weight.device.type
         mesh = init_device_mesh("cpu" if device == "meta" else device, (dist.get_world_size(),))
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh must be a DeviceMesh, as init_device_mesh makes one; got {mesh!r}.")
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one dimension; got {mesh.ndim}. Pass one of its dimensions: mesh['name'].")
     for name, layer in layers.items():

@@ -32,6 +32,8 @@ def synchronize_(model: nn.Module, group: Any = None) -> nn.Module:
             "synchronize_ needs a process group. Start the script with torchrun, and call "
             "torch.distributed.init_process_group() first."
         )
+    if not (group is None or isinstance(group, dist.ProcessGroup)):
+        raise TypeError(f"group must be a process group, as torch.distributed.new_group makes one; got {group!r}.")
     layers, ranks = fff_layers(model), Ranks(group)
     if sparse := [name for name, layer in layers.items() if layer.sparse_gradients and ranks.size > 1]:
         raise TypeError(

@@ -17,9 +17,16 @@ from typing import Any
 from .controls import ORIGINAL
 from .report import table
 
-COLORS = {"FFF": "#1b6ca8", "dense": "#7f7f7f", "low rank": "#d95f02", "pruned": "#8e6bb0", "int8": "#4a8c3f"}
+COLORS = {
+    "FFF": "#1b6ca8",
+    "FFF int8": "#56b4e9",
+    "dense": "#7f7f7f",
+    "low rank": "#d95f02",
+    "pruned": "#8e6bb0",
+    "int8": "#4a8c3f",
+}
 COLORS[ORIGINAL] = "#000000"
-MARKERS = {"FFF": "o", "dense": "s", "low rank": "^", "pruned": "v", "int8": "D", ORIGINAL: "*"}
+MARKERS = {"FFF": "o", "FFF int8": "P", "dense": "s", "low rank": "^", "pruned": "v", "int8": "D", ORIGINAL: "*"}
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from .blocks import Block
 from .closeness import check_same_shape, drift, first_tensor
 from .comparison import Compared
 from .comparison_times import take_times
-from .controls import ORIGINAL, Candidate, Task, build, parameters_of
+from .controls import ORIGINAL, Candidate, Task, build, int8_of, parameters_of
 from .distill_layer import Advance
 from .distill_model import OUTPUT, Loss, distill_model_
 from .inputs import run_on
@@ -37,9 +37,19 @@ def match(original: nn.Module) -> Quality:
     return match
 
 
+class Made(NamedTuple):
+    """A candidate to measure: distilled, if it has new layers. seconds: what that took. notes: for its row."""
+
+    candidate: Candidate
+    parameters: int
+    seconds: float
+    fitted_quality: float | None = None
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Shared by all rows of a comparison."""
+    """Shared by all rows of a comparison. kept: the last FFF model by its size, for the int8 row that comes next."""
 
     original: nn.Module
     blocks: Sequence[Block]
@@ -53,42 +63,74 @@ class Rows:
     samples: int
     budget: float
     options: Mapping[str, Any]  # filter and example of replace_
+    kept: dict[str, Made] = field(default_factory=dict)
 
     def row(self, task: Task, advance: Advance) -> Compared:
         """The row of a task."""
+        told = 0
 
         def tell(steps: int = 1, text: str = "", total: int | None = None) -> None:
+            nonlocal told
+            told += steps
             advance(steps, f"{task.method} {task.size}: {text}", total)
 
         tell(0, "fitting" if task.depth is not None else "measuring")
+        try:
+            made = self._made(task, tell)
+        except NoInt8 as why:
+            tell(self.steps + 1 - told)
+            return Compared(*task, parameters_of(self.original), note=str(why))
         begin = time.perf_counter()
-        whole = parameters_of(self.original)
-        if task.method == "int8":
-            try:
-                made = self._build(task)
-                with evaluation_mode(made.model):
-                    run_on(made.model, self.held_out[0], "the int8 model")
-            except (NoInt8, ValueError) as why:
-                tell(self.steps + 1)
-                return Compared(*task, whole, note=str(why))
-        else:
-            made = self._build(task)
-        notes = [f"by {made.how}"] if made.how else []
-        fitted = None
-        if made.trained and self.steps:
-            fitted, _ = self._quality(made.model)
-            notes += self._distil(made, tell)
+        quality, why_none = self._quality(made.candidate.model)
+        seconds = made.seconds + time.perf_counter() - begin
+        tell(0, "timing")
+        taken = take_times(self._build_original(), made.candidate, self.timed, self.budget)
+        tell(1)
+        notes = [note for note in (*made.notes, why_none, taken.note) if note]
+        times = taken._asdict() | {"note": "; ".join(notes)}
+        fitted = made.fitted_quality
+        return Compared(*task, made.parameters, quality=quality, fitted_quality=fitted, seconds=seconds, **times)
+
+    def _made(self, task: Task, tell: Advance) -> Made:
+        """The model of a task. An int8 tree is the FFF model of that size, made anew only if it is not kept."""
+        trees = self.kept.pop(task.size, None)
+        self.kept.clear()
+        if task.method != "FFF int8":
+            made = self._trained(task, tell)
+            if task.method == "FFF":
+                self.kept[task.size] = made
+            return made
+        if trees is None:
+            trees = self._trained(task._replace(method="FFF"), tell)
         else:
             tell(self.steps)
-        quality, why_none = self._quality(made.model)
-        seconds = time.perf_counter() - begin
-        tell(0, "timing")
-        taken = take_times(self._build_original(), made, self.timed, self.budget)
-        tell(1)
-        notes += [note for note in (why_none, taken.note) if note]
-        parameters = parameters_of(made.model) if made.trained else whole
-        times = taken._asdict() | {"note": "; ".join(notes)}
-        return Compared(*task, parameters, quality=quality, fitted_quality=fitted, seconds=seconds, **times)
+        begin = time.perf_counter()
+        candidate = self._running(int8_of, trees.candidate)
+        seconds = trees.seconds + time.perf_counter() - begin
+        notes = (f"by {candidate.how}", *trees.notes)
+        return trees._replace(candidate=candidate, seconds=seconds, fitted_quality=None, notes=notes)
+
+    def _trained(self, task: Task, tell: Advance) -> Made:
+        begin = time.perf_counter()
+        candidate = self._running(self._build, task) if task.method == "int8" else self._build(task)
+        fitted, notes = None, [f"by {candidate.how}"] if candidate.how else []
+        if candidate.trained and self.steps:
+            fitted, _ = self._quality(candidate.model)
+            notes += self._distil(candidate, tell)
+        else:
+            tell(self.steps)
+        parameters = parameters_of(candidate.model if candidate.trained else self.original)
+        return Made(candidate, parameters, time.perf_counter() - begin, fitted, tuple(notes))
+
+    def _running(self, make: Callable[[Any], Candidate], given: Any) -> Candidate:
+        """An int8 candidate that runs on held-out data; raises NoInt8 with why if there is none."""
+        try:
+            made = make(given)
+            with evaluation_mode(made.model):
+                run_on(made.model, self.held_out[0], "the int8 model")
+        except ValueError as why:
+            raise NoInt8(str(why)) from None
+        return made
 
     def _build(self, task: Task) -> Candidate:
         return build(task, self.original, self.blocks, self.train, self.samples, self.options)

@@ -1,6 +1,7 @@
 """The models that `compare` measures: FFF, and the alternatives that a user has. Each is made from a copy.
 
     FFF         trees of a given depth and leaf width
+    FFF int8    the same trees after training, with int8 leaves, and int8 weights in the rest of the model
     dense       one layer with as many neurons as the tree uses per token: depth + leaf_width
     low rank    the whole block with factored matrices, at the FLOPs of the tree
     pruned      the dense block's neurons of largest weights, as many as "dense" has, with their own output weights
@@ -22,13 +23,13 @@ from .blocks import Block
 from .closeness import hold_out
 from .history import layer_path
 from .inputs import inputs_of
-from .int8_control import int8_copy
+from .int8_control import int8_copy, int8_trees
 from .linears import read_linear
 from .lowrank import LowRank, fit_low_rank_, flops_of_rank, rank_for
 from .replace import replace_
 from .specification import entry_of
 
-METHODS = ("FFF", "dense", "low rank", "pruned", "int8")
+METHODS = ("FFF", "FFF int8", "dense", "low rank", "pruned", "int8")
 ORIGINAL = "original"
 
 
@@ -74,8 +75,8 @@ def tasks(blocks: Sequence[Block], sizes: Sequence[tuple[int, int]], methods: Se
     for depth, leaf_width in sizes:
         neurons, trees = depth + leaf_width, [flops_of_tree(b, depth, leaf_width) for b in blocks]
         ranks = [rank_for(b, flops) for b, flops in zip(blocks, trees, strict=True)]
-        if "FFF" in methods:
-            made.append(Task("FFF", f"{depth} x {leaf_width}", depth, leaf_width, neurons, _mean(trees)))
+        tree = Task("FFF", f"{depth} x {leaf_width}", depth, leaf_width, neurons, _mean(trees))
+        made += [tree._replace(method=method) for method in ("FFF", "FFF int8") if method in methods]
         narrow = _mean([flops_of_tree(b, 0, neurons) for b in blocks])
         if "dense" in methods:
             made.append(Task("dense", str(neurons), depth, leaf_width, neurons, narrow))
@@ -119,6 +120,14 @@ def build(
     report = replace_(model, depth=depth, leaf_width=leaf_width, **fit, **options)
     layers: dict[str, nn.Module] = {e["name"]: model.get_submodule(layer_path(e)) for e in report.specification}
     return Candidate(model, layers, [*layers.values()], layers)
+
+
+def int8_of(trees: Candidate) -> Candidate:
+    """A trained FFF candidate with int8 leaves, and int8 weights in the rest of its model."""
+    model, how = int8_trees(trees.model)
+    paths = {id(module): path for path, module in trees.model.named_modules()}
+    layers = {name: model.get_submodule(paths[id(layer)]) for name, layer in trees.trained.items()}
+    return Candidate(model, layers, [*layers.values()], layers, how)
 
 
 def _sizes(task: Task) -> tuple[int, int]:
