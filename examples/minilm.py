@@ -79,6 +79,18 @@ def prepare(o: argparse.Namespace) -> tuple[nn.Module, Text]:
     return dense, tokenise(tokenizer, *read_text(o.sentences, o.held_out, o.seed))
 
 
+def write(o: argparse.Namespace) -> None:
+    """Files that `fastff compare` reads: model, train.txt and held_out.txt, one sentence a line."""
+    dense, tokenizer = load(o.model)
+    o.write.mkdir(parents=True, exist_ok=True)
+    dense.save_pretrained(o.write / "model")
+    tokenizer.save_pretrained(o.write / "model")
+    names = "train.txt", "held_out.txt"
+    for name, lines in zip(names, read_text(o.sentences, o.held_out, o.seed), strict=True):
+        (o.write / name).write_text("\n".join(lines), "utf-8")
+    say("wrote " + ", ".join(str(o.write / name) for name in ("model", *names)))
+
+
 def pooled(output: Any, batch: Batch) -> Tensor:
     """The mean over the tokens of each sentence, as all-MiniLM-L6-v2 makes its embeddings: (sentences, features)."""
     mask = batch["attention_mask"].unsqueeze(-1)
@@ -336,6 +348,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="folder of another sentence encoder with mean pooling, as transformers saves it; or a packed one",
     )
     add("--pack", type=Path, help="only write --model and the text into this folder, to run elsewhere: minilm_pack.py")
+    add("--write", type=Path, help="only write the encoder and the text into this folder, for `fastff compare`")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="device of everything, times included (default: cpu)")
     add(
         "--budget",
@@ -361,6 +374,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--budget must be at least 0 seconds; got {o.budget:g}. Pass 0 to leave times out.")
     if o.pack and is_packed(o.model):
         parser.error(f"--pack needs an encoder as transformers saves it; {o.model} is packed. Copy the folder instead.")
+    if o.write and (o.pack or is_packed(o.model)):
+        parser.error("--write needs an encoder as transformers saves it, and no --pack.")
     if o.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU that torch can use; it finds none. Pass --device cpu.")
     o.command = shlex.join(["python", "examples/minilm.py", *(sys.argv[1:] if arguments is None else arguments)])
@@ -369,6 +384,9 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     o = options(arguments)
+    if o.write:
+        write(o)
+        return
     if o.pack:
         dense, tokenizer = load(o.model)
         text = tokenise(tokenizer, *read_text(o.sentences, None, o.seed))

