@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 
+import fastff
+
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 transformers = pytest.importorskip("transformers")
@@ -82,6 +84,8 @@ def test_a_language_model_by_perplexity_as_csv(files):
     assert [(row["method"], row["size"]) for row in rows] == [("original", "48"), ("FFF", "1 x 5"), ("FFF", "2 x 6")]
     assert {row["quality_name"] for row in rows} == {"perplexity"}
     assert {row["blocks"] for row in rows} == {"1"}
+    assert {row["fastff"] for row in rows} == {fastff.__version__}
+    assert all(row["command"] and row["date"] and row["machine"] for row in rows)
     assert all(20 < float(row["quality"]) < 200 for row in rows)  # an untrained model of 50 tokens
 
 
