@@ -51,6 +51,24 @@ def minilm_controls() -> str:
     return table(header, body)
 
 
+def minilm_compare() -> str:
+    """Two comparisons: one timed at 1 x 64 tokens, one at 32 x 64 and distilled, whose cosines these are."""
+    header = ["", "neurons used", "cosine", *(f"{part}, {batch} x 64" for part, batch in PARTS)]
+    found: dict[int, dict[tuple[str, str], Row]] = {1: {}, 32: {}}
+    for row in read("minilm_compare"):
+        found[32 if "--timed 32x64" in row["command"] else 1][row["method"], row["size"]] = row
+    body = []
+    for (method, size), row in found[32].items():
+        cosine = f"{float(row['quality']):.3f}"
+        if row["fitted_quality"]:
+            cosine += f" ({float(row['fitted_quality']):.3f})"
+        name = f"{method}, {tree(row) if 'FFF' in method else size}"
+        column = {"blocks": "block_speedup", "model": "model_speedup"}
+        speeds = [f"{float(found[batch][method, size][column[part]]):.2f}x" for part, batch in PARTS]
+        body.append([name, f"{float(row['neurons']):.0f}", cosine, *speeds])
+    return table(header, body)
+
+
 def smollm() -> str:
     """SmolLM2-135M and what `fastff compare` made of it, without distillation."""
     header = ["", "fitted to, tokens", "neurons used", "parameters", "perplexity", "blocks", "model"]
@@ -168,6 +186,7 @@ def int8_minilm() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "minilm": minilm,
     "minilm-controls": minilm_controls,
+    "minilm-compare": minilm_compare,
     "minilm-shared": minilm_shared,
     "smollm": smollm,
     "language": language,

@@ -26,6 +26,7 @@ COLORS = {
     "int8": "#4a8c3f",
 }
 COLORS[ORIGINAL] = "#000000"
+SHIFTS = {"FFF": 10, "FFF int8": -8}  # of labels, up: points of the same size lie close together
 MARKERS = {"FFF": "o", "FFF int8": "P", "dense": "s", "low rank": "^", "pruned": "v", "int8": "D", ORIGINAL: "*"}
 
 
@@ -179,7 +180,12 @@ class Comparison:
             style = {"color": COLORS[row.method], "marker": MARKERS[row.method], "linestyle": "none", "zorder": 2}
             axes.plot(x, row.quality, label=row.method, **style)
             if row.depth is not None:
-                at = {"xytext": (6, 0), "textcoords": "offset points", "fontsize": 8, "va": "center"}
+                at = {
+                    "xytext": (6, SHIFTS.get(row.method, 0)),
+                    "textcoords": "offset points",
+                    "fontsize": 8,
+                    "va": "center",
+                }
                 axes.annotate(row.size, (x, row.quality), **at)
         sign = -1 if self.lower_is_better else 1
         line = _staircase(points, sign)
