@@ -33,12 +33,12 @@ def minilm_controls() -> str:
     longest: dict[tuple[str, str], Row] = {}
     for row in sorted(read("minilm_controls"), key=lambda row: int(row["steps"])):
         longest[row["method"], row["size"]] = row
-    order = ["FFF", "FFF int8", "dense", "low rank", "pruned", "int8"]
+    order = ["FFF", "FFF int8", "dense", "dense int8", "low rank", "pruned", "int8 weights"]
     body = []
     for row in sorted(
-        longest.values(), key=lambda row: (row["method"] == "int8", row["tree"], order.index(row["method"]))
+        longest.values(), key=lambda row: ("int8" in row["method"], row["tree"], order.index(row["method"]))
     ):
-        whole = row["method"] == "int8"
+        whole = row["method"] == "int8 weights"
         cells = ["" if whole else row["tree"], f"{row['method']}, {row['size']}"]
         cells += [f"{float(row['neurons']):.0f}", f"{float(row['flops']) / 1e6:.2f} M"]
         cells += [f"{int(row['parameters']) / 1e6:.1f} M", "" if whole else row["steps"]]

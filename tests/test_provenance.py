@@ -30,8 +30,8 @@ def test_a_gpu_has_a_name():
 
 
 def test_paths_of_the_machine_stay_out_of_the_command(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/opt/bin/fastff", "bench", "size", "--output", "/home/ada/rows.csv", "a/b.csv"])
-    assert provenance.command_line() == "fastff bench size --output rows.csv a/b.csv"
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/fastff", "bench", "size", "--output", "/home/ada/rows.csv", "a b.csv"])
+    assert provenance.command_line() == "fastff bench size --output rows.csv 'a b.csv'"
 
 
 @pytest.fixture

@@ -189,7 +189,17 @@ def test_compare():
     )
     assert isinstance(made, fastff.surgery.Comparison)
     assert all(isinstance(row, fastff.surgery.Compared) for row in made.rows)
-    assert [row.method for row in made.rows] == ["original", "FFF", "FFF int8", "dense", "low rank", "pruned", "int8"]
+    assert [row.method for row in made.rows] == [
+        "original",
+        "FFF",
+        "FFF int8",
+        "dense",
+        "dense int8",
+        "low rank",
+        "pruned",
+        "int8",
+        "int8 weights",
+    ]
     assert torch.equal(model(data), before)
 
 

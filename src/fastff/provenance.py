@@ -1,6 +1,7 @@
 """Where a measured row comes from: the machine, the commit of the checkout and the command line."""
 
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def checkout() -> str:
 
 def command_line() -> str:
     """The command line of this process. Absolute paths keep only their last part, since rows are published."""
-    return " ".join(["fastff", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
+    words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
+    return shlex.join(["fastff", *words])
 
 
 def _git(where: Path, *command: str) -> str | None:

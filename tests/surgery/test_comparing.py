@@ -74,13 +74,28 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison_rows.Rows, "row", lambda *a: (count.append(a[1][:2]), make(*a))[1])
     count.clear()
     second = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, rows=path, **QUICK)
-    assert [method for method, _ in count] == ["FFF int8", "dense", "low rank", "pruned", "int8"]
+    assert [method for method, _ in count] == [
+        "FFF int8",
+        "dense",
+        "dense int8",
+        "low rank",
+        "pruned",
+        "int8",
+        "int8 weights",
+    ]
     whole = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, **QUICK)
     assert [(r.method, r.quality) for r in second.rows] == [(r.method, r.quality) for r in whole.rows]
     count.clear()
     wider = fastff.surgery.compare(model, [(2, 6), (1, 9)], DATA, steps=5, rows=path, **QUICK)
-    assert count == [("FFF", "1 x 9"), ("FFF int8", "1 x 9"), ("dense", "10"), ("low rank", "rank 2"), ("pruned", "10")]
-    assert len(wider.rows) == 12
+    assert count == [
+        ("FFF", "1 x 9"),
+        ("FFF int8", "1 x 9"),
+        ("dense", "10"),
+        ("dense int8", "10"),
+        ("low rank", "rank 2"),
+        ("pruned", "10"),
+    ]
+    assert len(wider.rows) == 15
     with pytest.raises(ValueError, match=r"rows of another comparison: steps 5 there, 6 now\. Choose another file"):
         fastff.surgery.compare(model, [(2, 6)], DATA, steps=6, rows=path, **QUICK)
     other = small()
@@ -128,10 +143,10 @@ def test_int8_that_cannot_run_says_why(monkeypatch):
         def forward(self, x):
             raise RuntimeError("no kernel")
 
-    def broken(original, blocks):
+    def broken(method, original, blocks):
         made = copy.deepcopy(original)
         made[0].mlp.act = Broken()
-        return made, "torchao"
+        return made, method
 
     monkeypatch.setattr("fastff.surgery.controls.int8_copy", broken)
     found = fastff.surgery.compare(small(), [(2, 6)], DATA, steps=0, methods=["FFF", "int8"], **QUICK)
@@ -157,7 +172,11 @@ def never():
         ({"sizes": 3}, TypeError, r"pairs \(depth, leaf_width\), such as \[\(4, 192\), \(4, 376\)\]; got 3"),
         ({"sizes": [(1, 2, 3)]}, TypeError, "sizes must be pairs"),
         ({"sizes": [(-1, 2)]}, ValueError, "depth must be at least 0; got -1"),
-        ({"methods": ["FFF", "pruning"]}, ValueError, "some of FFF, FFF int8, dense, low rank, pruned, int8; got"),
+        (
+            {"methods": ["FFF", "pruning"]},
+            ValueError,
+            "some of FFF, FFF int8, dense, dense int8, low rank, pruned, int8, int8 weights; got",
+        ),
         ({"methods": "FFF"}, ValueError, "methods must be"),
         ({"steps": -1}, ValueError, "steps must be at least 0"),
         ({"rate": 0}, ValueError, "rate must be finite and positive"),

@@ -25,6 +25,7 @@ def test_tasks_list_the_original_then_each_size_then_int8():
         ("FFF", "2 x 6"),
         ("FFF int8", "2 x 6"),
         ("dense", "8"),
+        ("dense int8", "8"),
         ("low rank", "rank 1"),
         ("pruned", "8"),
         ("FFF", "3 x 5"),  # it shares its controls with 2 x 6
@@ -32,9 +33,11 @@ def test_tasks_list_the_original_then_each_size_then_int8():
         ("FFF", "1 x 20"),
         ("FFF int8", "1 x 20"),
         ("dense", "21"),
+        ("dense int8", "21"),
         ("low rank", "rank 5"),
         ("pruned", "21"),
         ("int8", "48"),
+        ("int8 weights", "48"),
     ]
     for tree in found[1:3]:
         assert (tree.neurons, tree.flops) == (8, 2 * (2 * 16 + 6 * 32))

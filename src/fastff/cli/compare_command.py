@@ -8,8 +8,7 @@ import torch
 import typer
 
 from ..bench.case import DTYPES
-from ..bench.rows import about as about_rows
-from ..provenance import checkout, command_line
+from ..provenance import command_line
 from ..surgery import Comparison
 from ..surgery import compare as core
 from ..surgery.comparison import check_picture
@@ -96,19 +95,19 @@ def compare(
             seed=seed,
             rows=rows,
         )
-    _print(made, format, place)
+    _print(made, format)
     if plot is not None:
         with bad_flags():
             made.plot(plot)
         printing.errors.print(f"wrote {plot}", soft_wrap=True, highlight=False)
 
 
-def _print(made: Comparison, format: str, device: str) -> None:
+def _print(made: Comparison, format: str) -> None:
     if format == "table":
         printing.console.print(str(made), soft_wrap=True, highlight=False, markup=False)
         return
     about = {"quality_name": made.quality, **{k: v for k, v in made.settings.items() if k != "quality"}}
-    about |= about_rows(device, command_line(), checkout())
+    about["command"] = command_line()
     records = [row | about for row in made.records()]
     printing.records(records, list(records[0]), format)
 

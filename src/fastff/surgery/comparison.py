@@ -17,17 +17,11 @@ from typing import Any
 from .controls import ORIGINAL
 from .report import table
 
-COLORS = {
-    "FFF": "#1b6ca8",
-    "FFF int8": "#56b4e9",
-    "dense": "#7f7f7f",
-    "low rank": "#d95f02",
-    "pruned": "#8e6bb0",
-    "int8": "#4a8c3f",
-}
-COLORS[ORIGINAL] = "#000000"
-SHIFTS = {"FFF": 10, "FFF int8": -8}  # of labels, up: points of the same size lie close together
-MARKERS = {"FFF": "o", "FFF int8": "P", "dense": "s", "low rank": "^", "pruned": "v", "int8": "D", ORIGINAL: "*"}
+# Of each method, in the order of legends.
+COLORS = {ORIGINAL: "#000000", "FFF": "#1b6ca8", "FFF int8": "#56b4e9", "dense": "#7f7f7f", "dense int8": "#bdbdbd"}
+COLORS |= {"low rank": "#d95f02", "pruned": "#8e6bb0", "int8": "#4a8c3f", "int8 weights": "#a6c96a"}
+MARKERS = dict(zip(COLORS, "*oPsX^vDd", strict=True))
+SHIFTS = {"FFF": 10, "FFF int8": -8, "dense int8": -8}  # of labels, up: points of the same size lie close together
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,8 @@ class Compared:
     neurons, flops: of a block, for one token; means over the blocks. parameters: of the whole model. fitted_quality:
     before distillation. block_us, model_us: median times of a block (the mean over the blocks) and of the model;
     `..._original`: the original's, from the same loop. other_load: the cores that other processes kept busy while it
-    was timed. seconds: to fit and distil it. None: not measured; `note` says why.
+    was timed. seconds: to fit and distil it. date, commit: when it was made, and by which checkout of fastff. None: not
+    measured; `note` says why.
     """
 
     method: str
@@ -56,6 +51,8 @@ class Compared:
     other_load: float | None = None
     seconds: float | None = None
     note: str = ""
+    date: str = ""
+    commit: str = ""
 
     @property
     def block_speedup(self) -> float | None:

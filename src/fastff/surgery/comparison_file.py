@@ -60,7 +60,7 @@ def read_rows(path: Path, settings: Mapping[str, Any]) -> list[Compared]:
         found = json.loads(path.read_text("utf-8"))
         if found["kind"] != KIND:
             raise ValueError("it is of another kind")
-        rows = [Compared(**{name: row[name] for name in COLUMNS}) for row in found["rows"]]
+        rows = [Compared(**{name: row[name] for name in COLUMNS if name in row}) for row in found["rows"]]
         old = dict(found["settings"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no comparison: {error}. Choose another file, or delete it.") from None

@@ -4,17 +4,19 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..batches import evaluation_mode
+from ..provenance import checkout
 from .blocks import Block
 from .closeness import check_same_shape, drift, first_tensor
 from .comparison import Compared
 from .comparison_times import take_times
-from .controls import ORIGINAL, Candidate, Task, build, int8_of, parameters_of
+from .controls import INT8, METHODS, ORIGINAL, Candidate, Task, build, int8_of, parameters_of
 from .distill_layer import Advance
 from .distill_model import OUTPUT, Loss, distill_model_
 from .inputs import run_on
@@ -49,7 +51,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Shared by all rows of a comparison. kept: the last FFF model by its size, for the int8 row that comes next."""
+    """Shared by all rows of a comparison. kept: the last trained model by its method and size, for its row in int8."""
 
     original: nn.Module
     blocks: Sequence[Block]
@@ -63,7 +65,7 @@ class Rows:
     samples: int
     budget: float
     options: Mapping[str, Any]  # filter and example of replace_
-    kept: dict[str, Made] = field(default_factory=dict)
+    kept: dict[tuple[str, str], Made] = field(default_factory=dict)
 
     def row(self, task: Task, advance: Advance) -> Compared:
         """The row of a task."""
@@ -87,32 +89,40 @@ class Rows:
         taken = take_times(self._build_original(), made.candidate, self.timed, self.budget)
         tell(1)
         notes = [note for note in (*made.notes, why_none, taken.note) if note]
-        times = taken._asdict() | {"note": "; ".join(notes)}
-        fitted = made.fitted_quality
-        return Compared(*task, made.parameters, quality=quality, fitted_quality=fitted, seconds=seconds, **times)
+        measured: dict[str, Any] = taken._asdict() | {"note": "; ".join(notes), "quality": quality, "seconds": seconds}
+        measured |= {"fitted_quality": made.fitted_quality, "commit": checkout()}
+        measured["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+        return Compared(*task, made.parameters, **measured)
 
     def _made(self, task: Task, tell: Advance) -> Made:
-        """The model of a task. An int8 tree is the FFF model of that size, made anew only if it is not kept."""
-        trees = self.kept.pop(task.size, None)
+        """The model of a task. Trained models in int8 are made from the row before, or trained again if it is old."""
+        base = task._replace(method=task.method.removesuffix(" int8"))
+        trained = self.kept.pop(base[:2], None)
         self.kept.clear()
-        if task.method != "FFF int8":
-            made = self._trained(task, tell)
-            if task.method == "FFF":
-                self.kept[task.size] = made
+        if base == task:
+            made = self._prepared(task, tell)
+            if f"{task.method} int8" in METHODS:
+                self.kept[task[:2]] = made
             return made
-        if trees is None:
-            trees = self._trained(task._replace(method="FFF"), tell)
+        if trained is None:
+            trained = self._prepared(base, tell)
         else:
             tell(self.steps)
         begin = time.perf_counter()
-        candidate = self._running(int8_of, trees.candidate)
-        seconds = trees.seconds + time.perf_counter() - begin
-        notes = (f"by {candidate.how}", *trees.notes)
-        return trees._replace(candidate=candidate, seconds=seconds, fitted_quality=None, notes=notes)
+        candidate = int8_of(trained.candidate, self._check_runs)
+        seconds = trained.seconds + time.perf_counter() - begin
+        notes = (f"by {candidate.how}", *trained.notes)
+        return trained._replace(candidate=candidate, seconds=seconds, fitted_quality=None, notes=notes)
 
-    def _trained(self, task: Task, tell: Advance) -> Made:
+    def _prepared(self, task: Task, tell: Advance) -> Made:
+        """The model of a task, distilled if it has new layers."""
         begin = time.perf_counter()
-        candidate = self._running(self._build, task) if task.method == "int8" else self._build(task)
+        candidate = self._build(task)
+        if task.method in INT8:
+            try:
+                self._check_runs(candidate.model)
+            except ValueError as why:
+                raise NoInt8(str(why)) from None
         fitted, notes = None, [f"by {candidate.how}"] if candidate.how else []
         if candidate.trained and self.steps:
             fitted, _ = self._quality(candidate.model)
@@ -122,15 +132,9 @@ class Rows:
         parameters = parameters_of(candidate.model if candidate.trained else self.original)
         return Made(candidate, parameters, time.perf_counter() - begin, fitted, tuple(notes))
 
-    def _running(self, make: Callable[[Any], Candidate], given: Any) -> Candidate:
-        """An int8 candidate that runs on held-out data; raises NoInt8 with why if there is none."""
-        try:
-            made = make(given)
-            with evaluation_mode(made.model):
-                run_on(made.model, self.held_out[0], "the int8 model")
-        except ValueError as why:
-            raise NoInt8(str(why)) from None
-        return made
+    def _check_runs(self, model: nn.Module) -> None:
+        with evaluation_mode(model):
+            run_on(model, self.held_out[0], "the int8 model")
 
     def _build(self, task: Task) -> Candidate:
         return build(task, self.original, self.blocks, self.train, self.samples, self.options)

@@ -1,12 +1,14 @@
 """The models that `compare` measures: FFF, and the alternatives that a user has. Each is made from a copy.
 
-    FFF         trees of a given depth and leaf width
-    FFF int8    the same trees after training, with int8 leaves, and int8 weights in the rest of the model
-    dense       one layer with as many neurons as the tree uses per token: depth + leaf_width
-    low rank    the whole block with factored matrices, at the FLOPs of the tree
-    pruned      the dense block's neurons of largest weights, as many as "dense" has, with their own output weights
-    int8        the original with int8 weights
-    original    the model itself
+    FFF             trees of a given depth and leaf width
+    FFF int8        the same trees after training, with int8 leaves, and the other linear layers in int8
+    dense           one layer with as many neurons as the tree uses per token: depth + leaf_width
+    dense int8      that layer after training, and the other linear layers, in int8
+    low rank        the whole block with factored matrices, at the FLOPs of the tree
+    pruned          the dense block's neurons of largest weights, as many as "dense" has, with their own output weights
+    int8            the original with int8 weights and products
+    int8 weights    the original with int8 weights alone
+    original        the model itself
 
 FFF, dense and low rank are fitted to the same inputs. All models smaller than the original then train in the same way.
 """
@@ -23,13 +25,14 @@ from .blocks import Block
 from .closeness import hold_out
 from .history import layer_path
 from .inputs import inputs_of
-from .int8_control import int8_copy, int8_trees
+from .int8_control import int8_copy, int8_trained
 from .linears import read_linear
 from .lowrank import LowRank, fit_low_rank_, flops_of_rank, rank_for
 from .replace import replace_
 from .specification import entry_of
 
-METHODS = ("FFF", "FFF int8", "dense", "low rank", "pruned", "int8")
+INT8 = ("int8", "int8 weights")  # of the original
+METHODS = ("FFF", "FFF int8", "dense", "dense int8", "low rank", "pruned", *INT8)
 ORIGINAL = "original"
 
 
@@ -78,15 +81,14 @@ def tasks(blocks: Sequence[Block], sizes: Sequence[tuple[int, int]], methods: Se
         tree = Task("FFF", f"{depth} x {leaf_width}", depth, leaf_width, neurons, _mean(trees))
         made += [tree._replace(method=method) for method in ("FFF", "FFF int8") if method in methods]
         narrow = _mean([flops_of_tree(b, 0, neurons) for b in blocks])
-        if "dense" in methods:
-            made.append(Task("dense", str(neurons), depth, leaf_width, neurons, narrow))
+        dense = Task("dense", str(neurons), depth, leaf_width, neurons, narrow)
+        made += [dense._replace(method=method) for method in ("dense", "dense int8") if method in methods]
         if "low rank" in methods:
             flops = _mean([flops_of_rank(b, rank) for b, rank in zip(blocks, ranks, strict=True)])
             made.append(Task("low rank", f"rank {_spread(ranks)}", depth, leaf_width, width, flops))
         if "pruned" in methods:
-            made.append(Task("pruned", str(neurons), depth, leaf_width, neurons, narrow))
-    if "int8" in methods:
-        made.append(Task("int8", made[0].size, None, None, width, whole))
+            made.append(dense._replace(method="pruned"))
+    made += [Task(method, made[0].size, None, None, width, whole) for method in INT8 if method in methods]
     first: dict[tuple[str, str], Task] = {}
     for task in made:
         first.setdefault((task.method, task.size), task)
@@ -107,8 +109,8 @@ def build(
     """Make the model of a task from the original, fitted to data. options: filter and example, as in `replace_`."""
     if task.method == ORIGINAL:
         return Candidate(original, {}, dense_parts(original, original, blocks), first_linears(original, blocks))
-    if task.method == "int8":
-        model, how = int8_copy(original, blocks)
+    if task.method in INT8:
+        model, how = int8_copy(task.method, original, blocks)
         return Candidate(model, {}, dense_parts(model, original, blocks), first_linears(model, blocks), how)
     model = copy.deepcopy(original)
     if task.method == "low rank":
@@ -122,11 +124,11 @@ def build(
     return Candidate(model, layers, [*layers.values()], layers)
 
 
-def int8_of(trees: Candidate) -> Candidate:
-    """A trained FFF candidate with int8 leaves, and int8 weights in the rest of its model."""
-    model, how = int8_trees(trees.model)
-    paths = {id(module): path for path, module in trees.model.named_modules()}
-    layers = {name: model.get_submodule(paths[id(layer)]) for name, layer in trees.trained.items()}
+def int8_of(trained: Candidate, check_runs: Callable[[nn.Module], None]) -> Candidate:
+    """A trained FFF or dense candidate in int8; raises NoInt8 with why if it cannot be."""
+    model, how = int8_trained(trained.model, check_runs)
+    paths = {id(module): path for path, module in trained.model.named_modules()}
+    layers = {name: model.get_submodule(paths[id(layer)]) for name, layer in trained.trained.items()}
     return Candidate(model, layers, [*layers.values()], layers, how)
 
 

@@ -1,17 +1,20 @@
-"""int8 weights for a model: the original, as the control that needs no training, or one with FFF layers.
+"""int8 for a model: the original, as the control that needs no training, or one with FFF layers.
 
-torch's dynamic quantisation, on CPUs, also rounds the inputs of each product to int8, and multiplies int8 by int8.
-torchao's weight-only quantisation, elsewhere, keeps activations in their dtype: on a CPU it is no faster than float32.
-Both act on nn.Linear layers; everything else stays the same, except that the leaves of FFF layers become int8 too.
+"int8" is torch's dynamic quantisation, for float32 on CPUs: it also rounds the inputs of each product, and multiplies
+int8 by int8. "int8 weights" is torchao's weight-only quantisation: it stays closer to the model, but on a CPU it is no
+faster than float32. Both act on nn.Linear layers. FFF layers get int8 leaves; everything else stays the same.
 """
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..activations import apply
+from ..layer import FFF
+from ..tensors import Leaves
 from .blocks import Block
 from .quantize import quantize_
 
@@ -20,41 +23,80 @@ class NoInt8(Exception):
     """Why the original cannot be quantised here."""
 
 
-def int8_copy(original: nn.Module, blocks: Sequence[Block]) -> tuple[nn.Module, str]:
-    """A copy of the model with int8 linear layers, and the tool that made it; raises NoInt8 with why if none can."""
+def int8_copy(method: str, original: nn.Module, blocks: Sequence[Block]) -> tuple[nn.Module, str]:
+    """A copy of the model with int8 linear layers, and the tool that made it; raises NoInt8 with why if it cannot."""
     layers = [original.get_submodule(path) for block in blocks for path in block.linears]
     if not any(type(layer) is nn.Linear for layer in layers):
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         raise NoInt8(f"int8 quantises nn.Linear; the linear layers of the blocks are {kinds}")
-    return _int8_linears(original)
+    return _int8_linears(original, method)
 
 
-def int8_trees(model: nn.Module) -> tuple[nn.Module, str]:
-    """A copy of a model with FFF layers: int8 leaves, and int8 linear layers where a tool can make them."""
+def int8_trained(model: nn.Module, check_runs: Callable[[nn.Module], None]) -> tuple[nn.Module, str]:
+    """A copy of a model with FFF layers in int8, and the tools that made it; raises NoInt8 with why if none can.
+
+    Leaves become int8, layers of depth 0 become linear layers, and these and all others int8, by the first tool whose
+    model runs. check_runs: raises ValueError if a model does not.
+    """
     made = copy.deepcopy(model)
-    quantize_(made)
-    if not any(type(layer) is nn.Linear for layer in made.modules()):
-        return made, "fastff"
-    try:
-        made, how = _int8_linears(made)
-    except NoInt8 as why:
-        return made, f"fastff, the leaves alone: {why}"
-    return made, f"fastff and {how}"
-
-
-def _int8_linears(model: nn.Module) -> tuple[nn.Module, str]:
-    """A copy of the model with int8 nn.Linear layers, and the tool that made it; raises NoInt8 with why if none can."""
-    whys = []
-    for how, make in (("torch, dynamic", _by_torch), ("torchao", _by_torchao)):
+    layers = {path: module for path, module in made.named_modules() if isinstance(module, FFF)}
+    for path, layer in layers.items():
+        if not layer.depth:
+            made.set_submodule(path, Dense(layer))
+    trees = any(layer.depth for layer in layers.values())
+    if trees:
         try:
-            made = make(copy.deepcopy(model))
-        except NoInt8 as why:
+            quantize_(made)
+        except ValueError as why:
+            raise NoInt8(str(why)) from None
+    if not any(type(module) is nn.Linear for module in made.modules()):
+        return made, "fastff"
+    whys = []
+    for method in _TOOLS:
+        try:
+            with_linears, how = _int8_linears(made, method)
+            check_runs(with_linears)
+        except (NoInt8, ValueError) as why:
             whys.append(str(why))
-        except Exception as error:  # foreign code, which may raise anything
-            whys.append(f"{how}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip())
         else:
-            return _without_fused_path(made), how
-    raise NoInt8("; ".join(whys))
+            return with_linears, f"fastff and {how}" if trees else how
+    if not trees:
+        raise NoInt8("; ".join(whys))
+    return made, f"fastff, the leaves alone: {'; '.join(whys)}"
+
+
+class Dense(nn.Module):
+    """An FFF of depth 0 as linear layers, which the tools quantise."""
+
+    def __init__(self, layer: FFF) -> None:
+        super().__init__()
+        weights = Leaves._make(None if t is None else t.detach()[0] for t in layer.leaves)
+        self.activation = layer.activation
+        self.up = _linear(weights.in_weight, weights.in_bias)
+        self.gate = None if weights.gate_weight is None else _linear(weights.gate_weight, weights.gate_bias)
+        self.down = _linear(weights.out_weight.T, weights.out_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(apply(self.activation, self.up(x), None if self.gate is None else self.gate(x)))
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device=weight.device, dtype=weight.dtype)
+    layer.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    return layer
+
+
+def _int8_linears(model: nn.Module, method: str) -> tuple[nn.Module, str]:
+    """A copy of the model with int8 nn.Linear layers, and the tool that made it; raises NoInt8 with why."""
+    how, make = _TOOLS[method]
+    try:
+        made = make(copy.deepcopy(model))
+    except NoInt8:
+        raise
+    except Exception as error:  # foreign code, which may raise anything
+        why = f"{how}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise NoInt8(why.rstrip()) from None
+    return _without_fused_path(made), how
 
 
 def _by_torchao(model: nn.Module) -> nn.Module:
@@ -92,3 +134,6 @@ def _without_fused_path(model: nn.Module) -> nn.Module:
             if hasattr(module, name):
                 setattr(module, name, off)
     return model
+
+
+_TOOLS = {"int8": ("torch, dynamic", _by_torch), "int8 weights": ("torchao", _by_torchao)}
