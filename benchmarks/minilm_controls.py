@@ -6,8 +6,9 @@
 
 The model, its text and the loss are those of examples/minilm.py, whose requirements this has; the rows come from
 `fastff.surgery.compare`. Embeddings of held-out text are compared with the original's, before and after distillation.
-Times are not kept: `fastff compare` measures them on a quiet machine. A row is written as soon as it is done, and rows
-that the file has are not run again. int8 rows are left out on a GPU: its tools differ from those of a CPU.
+Times are not kept: `fastff compare` measures them on a quiet machine. Rows are written as soon as they are done, a
+trained model together with its int8 form, and rows that the file has are not run again. int8 rows are left out on a
+GPU: its tools differ from those of a CPU.
 """
 
 import argparse
@@ -116,15 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--methods are some of {', '.join(METHODS)}; got {', '.join(sorted(wrong))}")
     if o.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU that torch can use; it finds none. Pass --device cpu.")
-    if o.device == "cuda" and (left_out := [method for method in o.methods if "int8" in method]):
-        which = ",".join(left_out)
-        print(f"int8 is left out on a GPU. Run it with --device cpu --methods '{which}'.", file=sys.stderr)
-        o.methods = [method for method in o.methods if method not in left_out]
+    if o.device == "cuda" and any("int8" in method for method in o.methods):
+        print("int8 is left out on a GPU. Run it with --device cpu --methods 'int8,int8 weights'.", file=sys.stderr)
+        o.methods = [method for method in o.methods if "int8" not in method]
     given = None
     for depth, leaf_width in (size.split("x") for size in o.sizes.split(",")):
         wanted = {"tree": f"{depth} x {leaf_width}", "device": o.device} | {name: getattr(o, name) for name in SETTINGS}
         done = {row["method"] for row in read(o.output) if all(row[name] == str(v) for name, v in wanted.items())}
-        missing = [method for method in o.methods if method not in done]
+        missing = [method for method in METHODS if method in o.methods and method not in done]
         for _, group in groupby(missing, key=lambda method: method.removesuffix(" int8")):  # FFF int8 needs FFF
             given = given or prepare(o)
             append(o.output, measure([*group], (int(depth), int(leaf_width)), given, o))

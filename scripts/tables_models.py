@@ -59,9 +59,9 @@ def minilm_compare() -> str:
         found[32 if "--timed 32x64" in row["command"] else 1][row["method"], row["size"]] = row
     body = []
     for (method, size), row in found[32].items():
-        cosine = f"{float(row['quality']):.3f}"
+        cosine = f"{float(row['quality']):.4f}"
         if row["fitted_quality"]:
-            cosine += f" ({float(row['fitted_quality']):.3f})"
+            cosine += f" ({float(row['fitted_quality']):.4f})"
         name = f"{method}, {tree(row) if 'FFF' in method else size}"
         column = {"blocks": "block_speedup", "model": "model_speedup"}
         speeds = [f"{float(found[batch][method, size][column[part]]):.2f}x" for part, batch in PARTS]
@@ -74,8 +74,8 @@ def smollm() -> str:
     header = ["", "fitted to, tokens", "neurons used", "parameters", "perplexity", "blocks", "model"]
     body = []
     for row in read("smollm"):
-        fitted = f"{int(row['samples']):,}" if row["method"] in ("FFF", "dense") else ""
-        name = f"FFF, {tree(row)}" if row["method"] == "FFF" else row["method"]
+        fitted = f"{int(row['samples']):,}" if row["method"].startswith(("FFF", "dense")) else ""
+        name = f"{row['method']}, {tree(row)}" if "FFF" in row["method"] else row["method"]
         cells = [name, fitted, f"{float(row['neurons']):.0f}", f"{int(row['parameters']) / 1e6:.0f} M"]
         perplexity = float(row["quality"])
         cells.append(f"{perplexity:.1f}" if perplexity < 1e4 else f"{perplexity:.0e}")

@@ -50,7 +50,7 @@ def compare(
     """Compare FFF layers in a trained text model with what else would make it cheaper.
 
     For every size: FFF, a dense layer of the same neurons a token, a low rank of the same FLOPs, and the block pruned
-    by magnitude, distilled alike; and the original and the FFF model with int8 weights.
+    by magnitude, distilled alike; then FFF, dense and the original in int8.
     Language models are compared by perplexity; other models by the cosine to the original's embeddings.
     The files of the model are not changed.
     """

@@ -2,8 +2,8 @@
 
 For every size, FFF layers stand beside three controls: a dense layer of as many neurons per token and a low-rank block
 of the same FLOPs, fitted to the same inputs, and the block pruned to its largest neurons. All are distilled from the
-original with the same batches, steps and rate. int8 weights, of the original and of the model with FFF layers, and the
-untouched original complete the table.
+original with the same batches, steps and rate. FFF and dense in int8, the original in int8 and the untouched original
+complete the table.
 controls.py makes the models, comparison_times.py times each beside the original, comparison.py shows the rows,
 comparison_file.py keeps them.
 """
@@ -57,10 +57,10 @@ def compare(
 ) -> Comparison:
     """Compare FFF layers in place of a model's feedforward blocks with other ways to make it cheaper.
 
-    Each size gets five rows: FFF; the same with int8 weights; a dense layer with as many neurons per token; the block
+    Each size gets six rows: FFF; a dense layer with as many neurons per token; both in int8 after training; the block
     with low-rank matrices, at the same FLOPs; the block pruned by magnitude to as many neurons. FFF, dense and low rank
-    are fitted to `data`. All are distilled from the original with the same batches, steps and rate. The original and
-    its int8 version have a row each. The model is not changed: all work is done on copies.
+    are fitted to `data`. All are distilled from the original with the same batches, steps and rate. The original has
+    three rows: unchanged, in int8, and with int8 weights. The model is not changed: all work is done on copies.
 
     Args:
         sizes: (depth, leaf_width) of the FFF layers. A token uses depth + leaf_width neurons, which must be at most the
@@ -72,7 +72,7 @@ def compare(
         lower_is_better: whether a lower quality value is better, as for perplexity.
         steps, rate, loss: of distillation, as in `distill_` with a teacher. steps=0 compares fitted models.
         samples: the number of inputs of each block to fit to.
-        methods: which of "FFF", "FFF int8", "dense", "low rank", "pruned" and "int8" to run.
+        methods: which to run: "FFF", "FFF int8", "dense", "dense int8", "low rank", "pruned", "int8", "int8 weights".
         filter, example: which blocks, and a batch to find them with, as in `replace_`.
         timed: the batch to time, or several of one shape; by default the first of held_out.
         budget: seconds of timing, roughly, for a row's blocks, and again for its model; slow models take longer.

@@ -21,7 +21,7 @@ from .report import table
 COLORS = {ORIGINAL: "#000000", "FFF": "#1b6ca8", "FFF int8": "#56b4e9", "dense": "#7f7f7f", "dense int8": "#bdbdbd"}
 COLORS |= {"low rank": "#d95f02", "pruned": "#8e6bb0", "int8": "#4a8c3f", "int8 weights": "#a6c96a"}
 MARKERS = dict(zip(COLORS, "*oPsX^vDd", strict=True))
-SHIFTS = {"FFF": 10, "FFF int8": -8, "dense int8": -8}  # of labels, up: points of the same size lie close together
+SHIFTS = {"FFF": 10, "FFF int8": -8, "dense int8": -18}  # of labels, up: points of the same size lie close together
 
 
 @dataclass(frozen=True)
