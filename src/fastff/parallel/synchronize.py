@@ -33,7 +33,9 @@ def synchronize_(model: nn.Module, group: Any = None) -> nn.Module:
             "torch.distributed.init_process_group() first."
         )
     if not (group is None or isinstance(group, dist.ProcessGroup)):
-        raise TypeError(f"group must be a process group, as torch.distributed.new_group makes one; got {group!r}.")
+        raise TypeError(
+            f"group must be a process group that this rank is in, as from torch.distributed.new_group; got {group!r}."
+        )
     layers, ranks = fff_layers(model), Ranks(group)
     if sparse := [name for name, layer in layers.items() if layer.sparse_gradients and ranks.size > 1]:
         raise TypeError(

@@ -76,7 +76,7 @@ class Rows:
             told += steps
             advance(steps, f"{task.method} {task.size}: {text}", total)
 
-        tell(0, "fitting" if task.depth is not None else "measuring")
+        tell(0, "measuring" if task.depth is None or "int8" in task.method else "fitting")
         try:
             made = self._made(task, tell)
         except NoInt8 as why:
