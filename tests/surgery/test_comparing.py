@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 
 import pytest
 import torch
@@ -157,6 +158,27 @@ def test_int8_that_cannot_run_says_why(monkeypatch):
     ]
     assert found.rows[2].note.startswith("the int8 model does not run on data=: no kernel")
     assert found.rows[2].note in str(found)
+
+
+@pytest.mark.slow
+def test_rows_without_a_tool_are_made_again_with_it(tmp_path, monkeypatch):
+    """Their model is bfloat16, which torch's own int8 does not take."""
+    pytest.importorskip("torchao")
+    model = nn.Sequential(*small(), nn.Linear(16, 16)).bfloat16()
+    data = {"data": [x.bfloat16() for x in DATA], **QUICK, "held_out": [x.bfloat16() for x in HELD_OUT]}
+    wanted = {"methods": ["FFF", "FFF int8", "dense int8"], "rows": tmp_path / "rows.json", "steps": 0}
+    with monkeypatch.context() as patch:
+        for name in ("torchao", "torchao.quantization"):
+            patch.setitem(sys.modules, name, None)
+        _, tree, small_tree, dense = fastff.surgery.compare(model, [(2, 6)], **data, **wanted).rows
+    assert "the leaves alone: torch's own dynamic quantisation takes float32" in small_tree.note
+    assert "torchao is not installed" in dense.note
+    assert dense.quality is None
+    assert dense.parameters < tree.parameters
+    _, again, small_tree, dense = fastff.surgery.compare(model, [(2, 6)], **data, **wanted).rows
+    assert again == tree
+    assert (small_tree.note, dense.note) == ("by fastff and torchao", "by torchao")
+    assert dense.quality is not None
 
 
 def never():

@@ -31,6 +31,7 @@ from .comparison_times import timed_batches
 from .controls import METHODS, Task, first_linears, tasks
 from .distill_model import HELD_OUT_BATCHES, Loss
 from .inputs import inputs_of, run_on
+from .int8_control import MISSING
 from .operable import check_mode, check_model
 
 
@@ -181,8 +182,9 @@ def _read(original: nn.Module, blocks: Sequence[Block], data: Any, samples: int,
 
 
 def _row_of(task: Task, rows: Sequence[Compared]) -> Compared | None:
-    """The row of a task, if it has a result. A row without one is tried again: torchao may be installed by now."""
-    return next((row for row in rows if (row.method, row.size) == task[:2] and row.quality is not None), None)
+    """The row of a task, if it has a result. A row that missed a tool is made again: it may be installed by now."""
+    done = (row for row in rows if row.quality is not None and MISSING not in row.note)
+    return next((row for row in done if (row.method, row.size) == task[:2]), None)
 
 
 def _check_sizes(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -160,7 +160,7 @@ class Comparison:
             for axes, part in zip(panels, ("block", "model"), strict=True):
                 self._panel(axes, part)
             panels[0].set_ylabel(f"{self.quality} ({'lower' if self.lower_is_better else 'higher'} is better)")
-            figure.legend(*_named(panels), loc="outside upper center", ncols=len(COLORS), frameon=False)
+            figure.legend(*_named(panels), loc="outside upper center", ncols=5, frameon=False)
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
             plt.close(figure)

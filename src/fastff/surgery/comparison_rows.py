@@ -81,7 +81,7 @@ class Rows:
             made = self._made(task, tell)
         except NoInt8 as why:
             tell(self.steps + 1 - told)
-            return Compared(*task, parameters_of(self.original), note=str(why))
+            return Compared(*task, why.parameters or parameters_of(self.original), note=str(why))
         begin = time.perf_counter()
         quality, why_none = self._quality(made.candidate.model)
         seconds = made.seconds + time.perf_counter() - begin
@@ -109,7 +109,11 @@ class Rows:
         else:
             tell(self.steps)
         begin = time.perf_counter()
-        candidate = int8_of(trained.candidate, self._check_runs)
+        try:
+            candidate = int8_of(trained.candidate, self._check_runs)
+        except NoInt8 as why:
+            why.parameters = trained.parameters
+            raise
         seconds = trained.seconds + time.perf_counter() - begin
         notes = (f"by {candidate.how}", *trained.notes)
         return trained._replace(candidate=candidate, seconds=seconds, fitted_quality=None, notes=notes)

@@ -18,9 +18,13 @@ from ..tensors import Leaves
 from .blocks import Block
 from .quantize import quantize_
 
+MISSING = "torchao is not installed"
+
 
 class NoInt8(Exception):
-    """Why the original cannot be quantised here."""
+    """Why a model cannot be quantised here. parameters: the model's, if it is not the original."""
+
+    parameters: int | None = None
 
 
 def int8_copy(method: str, original: nn.Module, blocks: Sequence[Block]) -> tuple[nn.Module, str]:
@@ -103,7 +107,7 @@ def _by_torchao(model: nn.Module) -> nn.Module:
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError:
-        raise NoInt8("torchao is not installed") from None
+        raise NoInt8(MISSING) from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantize_(model, Int8WeightOnlyConfig())
