@@ -146,7 +146,7 @@ def test_layers_that_share_leaves_are_refused(tmp_path):
 def test_other_groups_and_meshes_are_named(tmp_path):
     layer = make(5, 5)
     with one_rank(tmp_path):
-        with pytest.raises(TypeError, match=r"group must be a process group, .* got 'workers'"):
+        with pytest.raises(TypeError, match=r"group must be a process group that this rank is in, .* got 'workers'"):
             fastff.parallel.synchronize_(layer, "workers")
         with pytest.raises(TypeError, match=r"mesh must be a DeviceMesh, .* got 3"):
             fastff.parallel.shard_leaves_(layer, 3)
