@@ -10,6 +10,7 @@ from torch import nn
 
 import fastff
 from fastff.surgery import comparison_rows
+from fastff.surgery.controls import METHODS
 from surgery_models import Mlp, stack
 
 X = torch.randn(900, 16, generator=torch.Generator().manual_seed(1)) * torch.linspace(2, 0.1, 16)
@@ -75,15 +76,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison_rows.Rows, "row", lambda *a: (count.append(a[1][:2]), make(*a))[1])
     count.clear()
     second = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, rows=path, **QUICK)
-    assert [method for method, _ in count] == [
-        "FFF int8",
-        "dense",
-        "dense int8",
-        "low rank",
-        "pruned",
-        "int8",
-        "int8 weights",
-    ]
+    assert [method for method, _ in count] == [*METHODS[1:]]
     whole = fastff.surgery.compare(model, [(2, 6)], DATA, steps=5, **QUICK)
     assert [(r.method, r.quality) for r in second.rows] == [(r.method, r.quality) for r in whole.rows]
     count.clear()
