@@ -1,8 +1,8 @@
 """int8 for a model: the original, as the control that needs no training, or one with FFF layers.
 
 "int8" is torch's dynamic quantisation, for float32 on CPUs: it also rounds the inputs of each product, and multiplies
-int8 by int8. "int8 weights" is torchao's weight-only quantisation: it stays closer to the model, but on a CPU it is no
-faster than float32. Both act on nn.Linear layers. FFF layers get int8 leaves; everything else stays the same.
+int8 by int8. "int8 weights" is torchao's weight-only quantisation: it stays closer to the model, and multiplies in the
+model's dtype. Both act on nn.Linear layers. FFF layers get int8 leaves; everything else stays the same.
 """
 
 import copy
@@ -127,7 +127,7 @@ def _by_torch(model: nn.Module) -> nn.Module:
             from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
         except ImportError:
             raise NoInt8("this torch has no dynamic quantisation") from None
-        # One scale a neuron is as fast as torch's default, one a matrix, and halves what MiniLM's cosine loses.
+        # One scale per neuron, as in FFF leaves; torch's default is one per matrix.
         return quantize_dynamic(model, {nn.Linear: per_channel_dynamic_qconfig}, inplace=True)
 
 
