@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fastff
+from fastff._torch import frozen
 from fastff.interrupts import all_or_nothing, guarded, uninterrupted
 from helpers import two_layers
 
@@ -149,3 +150,20 @@ def test_ctrl_c_at_random_leaves_nothing_behind():
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1].startswith("0 of "), run.stdout
+
+
+def test_ctrl_c_does_not_leave_inference_mode_on(monkeypatch):
+    """It came while a plan's tensors were made, and every parameter made afterwards could not train."""
+    leave, sent = torch.inference_mode.__exit__, []
+
+    def interrupted(self, *error):
+        if not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)
+        leave(self, *error)
+
+    monkeypatch.setattr(torch.inference_mode, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:  # and with it every frame, and the mode that one of them holds
+        frozen(torch.ones(2))
+    assert sent
+    assert not torch.is_inference_mode_enabled(), kept

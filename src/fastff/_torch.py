@@ -100,7 +100,10 @@ def holds_numbers(tensor: torch.Tensor) -> bool:
 
 def frozen(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Tensors that are these to `alike_test`, and whose form no other thread can change."""
-    with torch.inference_mode():  # as parameters that were made there must be, too
+    from .interrupts import uninterrupted  # which imports this module
+
+    # A Ctrl-C while inference mode ends would leave it on. Parameters that were made there must be made there again.
+    with uninterrupted(), torch.inference_mode():
         return [torch.Tensor._make_subclass(type(t), t, t.requires_grad) for t in tensors]
 
 
