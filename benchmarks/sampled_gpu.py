@@ -2,35 +2,36 @@
 
 dense              one layer of the training width, in the same dtype
 straight_through   an FFF that runs all leaves
-sampled-*          sampled decisions by Triton's kernels (fastff.backend("triton")), and by torch operations (`-torch`)
+sampled-*          sampled decisions by Triton's kernels; `-torch`: by torch operations; `-balance`: with the balance
+                   loss; `-lazy`: with fastff.optim.LazyAdamW
 top1-loop          a router, then torch.sort and one pair of products per expert, as scattermoe's loop does it
 top1-grouped       the same with torch's grouped_mm
 
-All have AdamW of torch, fused. A router of top1 is one matrix for all experts, so it is left out beyond 1024 of them.
-At depth 15, torch operations would launch one product after another for 10,000 visited leaves: `-torch` is left out
-there, unless --ways names it. A way that cannot run here is skipped with its reason, and a wrong one named, without a
-time. Eager steps of all depths come first. Then each graph has its own process, which a failed capture may ruin; a way
-that asks the host has no graph.
+All but `-lazy` have AdamW of torch, fused. A router of top1 is one matrix for all experts, so it is left out beyond 1024
+of them. At depth 15, torch operations would launch one product after another for 10,000 visited leaves: `-torch` is
+left out there, unless --ways names it. A way that cannot run here is skipped with its reason, and a wrong one named,
+without a time. Eager steps of all depths come first. Then the graphs of a depth alternate in a process of their own. If
+one of them cannot be captured, each gets its own process, which a failed capture may ruin; a way that asks the host has
+no graph.
 
 Add `-compiled` to a way (in --ways) for the same under torch.compile, which takes half a minute for each depth.
 
 Predictions for an H200 (4.3 TB/s, 790 TFLOP/s in bfloat16), bfloat16, batch 16384, 768 -> 768, leaves of 32, written
-before any run; milliseconds of forward, backward and optimizer, sampled as `mixture` with one alternative in a graph:
+before any run; milliseconds of forward, backward and optimizer, sampled as `mixture` with one alternative in a graph;
+and the outcomes of the first kernels, and of those that one profile led to:
 
-    depth   dense: floor   expected   sampled: floor   expected   over dense   goal
-        5           0.20       0.35             0.08       0.50         1.4     0.8
-        8           1.6        2.2              0.13       0.60         0.27    0.25
-       10           6.3        8.4              0.31       0.95         0.11    0.08
-       15         200           -               7.4       10              -     twice depth 8
+    depth   dense: floor   expected   outcome   sampled: floor   expected   first   now: see results/sampled_step_gpu.csv
+        5           0.20       0.35      0.40             0.08       0.50    1.39
+        8           1.6        2.2       2.2              0.13       0.60    1.7
+       10           6.3        8.4       8.7              0.31       0.95    2.6
+       15         200           -         -               7.4       10       24
 
-Floors. Dense: 12 * batch * 768 * width FLOP. Sampled: twelve passes over (batch, 768) numbers, 0.3 GB: x and its
-gradient, the output and its gradient, for two leaves and two paths; and for each weight 20 bytes: read twice, its
-gradient written, and 14 in dense AdamW. Expected beyond that, in microseconds: four sorts 60; about 70 operations on
-(batch, depth) numbers 175, which a compiler fuses; route and the alternative's walk 20 at depth 5 and 60 at depth 8
-(node rows from the second cache, 5 TB/s); three parts of x's gradient added up 35; zeros of the gradients. So the goal
-at depth 5 needs the compiler, and depth 15 cannot reach its goal with a dense optimizer: LazyAdamW touches two fifths
-of the leaves, but asks the host and moves them one by one. Eager steps wait for about 250 launches: 2 ms to depth 10.
-Where a figure is far off, look at the sorts first, then `path_logits` (20 us at depth 8), then `leaf_outer` (15 us).
+What the profile of the first kernels showed at depth 5, of 1,246 us: 244 launches, where 70 were expected, a third of the
+time in operations on (batch, depth) numbers, in float32 copies of outputs and in the running shares; five sorts (140 us);
+products of 32 neurons with 768 columns at a sixth of the bandwidth (45 us each, since a program had one tile of columns
+and waited for it); sums over spans that were too short (130 us to add them up). Hence one kernel for all walks and draws,
+one sort, no output of alternatives (see triton_sampled.py), products that keep their rows while columns pass (13 us),
+and spans four times as long. Tiles were then chosen from about 400 variants of these kernels at depths 5, 8, 10 and 15.
 """
 
 import argparse
@@ -47,8 +48,8 @@ from torch import Tensor, nn
 import fastff
 
 WAYS = (
-    "dense", "straight_through", "sampled-mixture-1", "sampled-even-1", "sampled-mixture-1-torch", "top1-loop",
-    "top1-grouped",
+    "dense", "straight_through", "sampled-mixture-1", "sampled-mixture-1-balance", "sampled-mixture-1-lazy",
+    "sampled-even-1", "sampled-mixture-1-torch", "top1-loop", "top1-grouped",
 )  # fmt: skip
 MOST_EXPERTS = 1024
 
@@ -87,8 +88,10 @@ class Way:
 
     def __init__(self, name: str, o: argparse.Namespace, depth: int, x: Tensor) -> None:
         width, features, leaves = o.leaf_width, o.features, 2**depth
-        decision, *rest = name.removesuffix("-compiled").removesuffix("-torch").split("-")
-        self.by_kernels = decision == "sampled" and "-torch" not in name
+        decision, *rest = name.split("-")
+        sampled = decision == "sampled"
+        self.backend = "auto" if not sampled else "aten" if "torch" in rest else "triton"
+        self.balance = "balance" in rest
         place: dict[str, Any] = {"device": x.device, "dtype": x.dtype}
         if decision == "top1" and leaves > MOST_EXPERTS:
             raise ValueError(f"a router of more than {MOST_EXPERTS} experts")
@@ -96,19 +99,23 @@ class Way:
             raise ValueError(f"more than {o.most_dense} neurons")
         model: nn.Module
         if decision == "top1":
-            model = Top1(features, width, leaves, rest == ["grouped"], **place)
+            model = Top1(features, width, leaves, rest[0] == "grouped", **place)
         elif decision == "dense":
             model = fastff.baselines.FF(features, features, width=width << depth, **place)
         else:
-            place |= {"estimator": rest[0], "alternatives": int(rest[1])} if rest else {}
+            place |= {"estimator": rest[0], "alternatives": int(rest[1])} if sampled else {}
             model = fastff.FFF(features, features, depth=depth, leaf_width=width, decision=decision, **place)  # type: ignore[arg-type]
             nn.init.zeros_(model.node_bias)  # about as many samples to the left as to the right
         self.model = model.train()
-        if decision == "sampled":
+        if sampled:
             self.check(x)
         self.run = torch.compile(self.model) if name.endswith("-compiled") else self.model
         on_gpu = {"capturable": True} if x.is_cuda else {}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, **on_gpu)
+        self.optimizer: torch.optim.Optimizer = (
+            fastff.optim.LazyAdamW(self.model)
+            if "lazy" in rest
+            else torch.optim.AdamW(self.model.parameters(), fused=True, **on_gpu)
+        )
 
     def check(self, x: Tensor) -> None:
         """Raise Wrong unless the output is the hard pass's, and the leaves get the gradient that torch gives them."""
@@ -116,8 +123,8 @@ class Way:
         layer, found = self.model.freeze_tree_(), []  # type: ignore[operator]
         with torch.no_grad():
             exact = layer.eval()(x)
-        for by_kernels in (self.by_kernels, False):
-            with kernels(x, by_kernels):
+        for backend in (self.backend, "aten"):
+            with choice(x, backend):
                 layer.train().zero_grad()
                 y = layer(x)
                 y.square().sum().backward()
@@ -132,14 +139,18 @@ class Way:
     def step(self, x: Tensor, grad: Tensor) -> None:
         self.optimizer.zero_grad()
         x.grad = None
-        with kernels(x, self.by_kernels):
-            self.run(x).backward(grad)
+        with choice(x, self.backend):
+            y = self.run(x)
+            if self.balance:
+                torch.autograd.backward([y, fastff.balance_loss(self.model)], [grad, None])
+            else:
+                y.backward(grad)
         self.optimizer.step()
 
 
-def kernels(x: Tensor, by_kernels: bool) -> fastff.backend:
-    """Choose what runs a step. "triton" would refuse large soft passes. Without a GPU, tests say what runs."""
-    return fastff.backend("triton" if x.is_cuda and by_kernels else "auto")
+def choice(x: Tensor, backend: str) -> fastff.backend:
+    """Choose what runs a step. Without a GPU, tests say what runs."""
+    return fastff.backend(backend if x.is_cuda else "auto")
 
 
 def names(o: argparse.Namespace, depth: int) -> list[str]:
@@ -148,7 +159,7 @@ def names(o: argparse.Namespace, depth: int) -> list[str]:
 
 
 def asks_host(name: str) -> bool:
-    return "-torch" in name or name.startswith("top1-loop")
+    return "-torch" in name or "-lazy" in name or name.startswith("top1-loop")
 
 
 def batch(o: argparse.Namespace) -> tuple[Tensor, Tensor]:
@@ -216,26 +227,39 @@ def measure_eager(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
 
 
 def measure_graphs(o: argparse.Namespace, depth: int, eager: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Rows of the ways that ran in eager, each in a CUDA graph in its own process."""
+    """Rows of the ways that ran in eager, each in a CUDA graph; in turns, or each in a process of its own."""
     torch.cuda.empty_cache()  # room for the other process
     peaks = {str(row["way"]): float(str(row["peak_mb"])) for row in eager}
-    times = {}
-    for name in peaks:
-        if not asks_host(name):
+    ways, times = [name for name in peaks if not asks_host(name)], {}
+    try:
+        times = apart(o, depth, ways)
+    except Exception:  # such as the end of the process
+        for name in ways:
             try:
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
-                    times[name] = apart.submit(graph_times, o, depth, name).result()
-            except Exception as error:  # such as the end of the process
+                times |= apart(o, depth, [name])
+            except Exception as error:
                 refuse(depth, f"{name} in a graph", error)
     return rows_of(o, depth, "graph", times, peaks)
 
 
-def graph_times(o: argparse.Namespace, depth: int, name: str) -> list[float]:
-    """Milliseconds of each run of a graph."""
+def apart(o: argparse.Namespace, depth: int, ways: list[str]) -> dict[str, list[float]]:
+    """`graph_times` in another process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(graph_times, o, depth, ways).result()
+
+
+def graph_times(o: argparse.Namespace, depth: int, ways: list[str]) -> dict[str, list[float]]:
+    """Milliseconds of each run of each graph; the graphs take turns."""
     x, grad = batch(o)
-    way = Way(name, o, depth, x)
-    run = in_graph(lambda: way.step(x, grad))
-    return [timed(run, x.device) for _ in range(1 + o.repetitions)][1:]
+    runs: dict[str, Callable[[], None]] = {}
+    for name in ways:
+        way, own = Way(name, o, depth, x), x.detach().requires_grad_()
+        runs[name] = in_graph(lambda way=way, own=own: way.step(own, grad))  # type: ignore[misc]
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(1 + o.repetitions):
+        for name, run in runs.items():
+            times[name].append(timed(run, x.device))
+    return {name: found[1:] for name, found in times.items()}
 
 
 def refuse(depth: int, name: str, error: Exception) -> None:

@@ -3,31 +3,25 @@
 import pytest
 import torch
 
-from fastff import sampling
 from fastff.functional import mixture, walk
-from fastff.sampling import ESTIMATORS, check_alternatives, draw, leaving, level_chances, running_sum, thresholds
+from fastff.sampling import ESTIMATORS, check_alternatives, draw, leaving, level_chances, place, running_sum, thresholds
 
 DRAWS = 20000
 
 
-def even_grid(monkeypatch):
-    """Replace the random numbers by an even grid over [0, 1): frequencies are then probabilities, up to 1 / DRAWS."""
-
-    def grid(logits, alternatives):
-        start = (torch.arange(len(logits), dtype=logits.dtype).unsqueeze(1) + 0.5) / len(logits)
-        return (start + torch.arange(alternatives)) / alternatives
-
-    monkeypatch.setattr(sampling, "_uniforms", grid)
+def even_grid(alternatives):
+    """In place of random numbers, an even grid over [0, 1): frequencies are then probabilities, up to 1 / DRAWS."""
+    numbers = (torch.arange(DRAWS, dtype=torch.float64) + 0.5) / DRAWS
+    return numbers.unsqueeze(1).expand(-1, alternatives)
 
 
 @pytest.mark.parametrize("alternatives", [1, 2, 3, 5])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_the_weighted_sum_over_draws_is_the_sum_over_levels(estimator, alternatives, monkeypatch):
+def test_the_weighted_sum_over_draws_is_the_sum_over_levels(estimator, alternatives):
     """sum over draws of weight * f(level) has the mean sum over levels of f; for "mixture", of f times its mass."""
-    even_grid(monkeypatch)
     torch.manual_seed(0)
     logits = 2 * torch.randn(1, 5, dtype=torch.float64)
-    level, weight = draw(logits.expand(DRAWS, -1), estimator, alternatives)
+    level, weight = place(logits.expand(DRAWS, -1), estimator, even_grid(alternatives))
     assert level.shape == weight.shape == (DRAWS, alternatives)
     found = torch.zeros(5, dtype=torch.float64).index_add_(0, level.flatten(), weight.flatten()) / DRAWS
     wanted = leaving(logits)[0] if estimator == "mixture" else torch.ones(5, dtype=torch.float64)
@@ -36,11 +30,10 @@ def test_the_weighted_sum_over_draws_is_the_sum_over_levels(estimator, alternati
 
 
 @pytest.mark.parametrize("alternatives", [1, 2, 3, 5])
-def test_each_draw_takes_a_level_with_its_chance(alternatives, monkeypatch):
-    even_grid(monkeypatch)
+def test_each_draw_takes_a_level_with_its_chance(alternatives):
     torch.manual_seed(0)
     logits = 2 * torch.randn(1, 5, dtype=torch.float64)
-    level, _ = draw(logits.expand(DRAWS, -1), "mixture", alternatives)
+    level, _ = place(logits.expand(DRAWS, -1), "mixture", even_grid(alternatives))
     found = torch.stack([column.bincount(minlength=5) for column in level.unbind(1)]) / DRAWS
     chances = level_chances(logits, alternatives)[0]
     torch.testing.assert_close(found.double(), chances, rtol=0, atol=2 / DRAWS)

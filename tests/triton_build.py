@@ -16,8 +16,8 @@ from triton.compiler import ASTSource
 from fastff.backends.triton_size import HOPPER_SHARED
 
 _TYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8", torch.int32: "i32",
-    torch.int64: "i64", torch.bool: "i1",
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8", torch.uint8: "u8",
+    torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1", torch.float64: "fp64",
 }  # fmt: skip
 
 
@@ -40,6 +40,8 @@ class Build:
             if isinstance(a, torch.Tensor):
                 signature[name] = "*" + _TYPES[a.dtype]
                 is_aligned = a.storage_offset() * a.element_size() % 16 == 0  # memory is; views may not be
+            elif isinstance(a, float):
+                signature[name], is_aligned = "fp32", False
             elif a == 1:
                 signature[name], constants[i,], is_aligned = "constexpr", 1, False
             else:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_backward, in_eager, in_transform
 
-_SOFT, _SAMPLED = ("last_logits", "last_mixture"), ("last_path", "last_leaf", "last_weight")
+_SOFT, _SAMPLED = ("last_logits", "last_mixture"), ("last_path", "last_leaf", "last_weight", "last_uncounted")
 _SHED = ("last_visits", "last_reach", "last_node")
 LAST = (*_SOFT, *_SAMPLED, *_SHED)  # the attributes
 

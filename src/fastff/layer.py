@@ -22,7 +22,6 @@ from .backends.plan_cache import PlanCache
 from .checks import allocate, check_choice, check_int, check_probability, check_share
 from .last_forward import LAST, remember
 from .sampling import ESTIMATORS, Estimator, check_alternatives, most_alternatives
-from .shares import update
 from .sharing import share
 from .tensors import LEAF_PARAMETERS, Leaves, Tree, at_least_float32
 from .visits import check_epsilon, shed
@@ -88,6 +87,7 @@ class FFF(nn.Module):
     last_path: Tensor | None = None  # of the last sampled pass: the logits of `Sampled`, their leaves and weights
     last_leaf: Tensor | None = None
     last_weight: Tensor | None = None
+    last_uncounted: Tensor | None = None  # last_path, until the running shares have it
     last_visits: Tensor | None = None  # of the last pass with epsilon > 0: the logits of `Shed`, their reach and nodes
     last_reach: Tensor | None = None
     last_node: Tensor | None = None
@@ -206,9 +206,10 @@ class FFF(nn.Module):
         sparse = self.sparse_gradients and not self.sharing and not is_compiling()
         options |= {"alternatives": alternatives, "estimator": self.estimator, "sparse": sparse}
         output, path, leaf, weight, nodes = functional.sampled(x, self.tree, leaves, **options)
-        shares = update(self.running_shares, path, leaf, weight) if nodes is None else None
-        paths = {"last_path": path, "last_leaf": leaf, "last_weight": weight}
-        remember(self, path, **paths, last_logits=nodes, running_shares=shares)
+        paths: dict[str, Tensor | None] = {"last_path": path, "last_leaf": leaf, "last_weight": weight}
+        # With all logits, the losses read no running mean.
+        paths |= {"running_shares": None} if nodes is not None else {"last_uncounted": path.detach()}
+        remember(self, path, **paths, last_logits=nodes)
         return output
 
     def soft(self, x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from ._torch import is_dtensor
+from .backends import triton_lazy
 from .checks import check_number
 from .layer import trainable_layers
 
@@ -100,6 +101,23 @@ class _Lazy(torch.optim.Optimizer):
             state["step"] += 1
             return
         rows, values = touched(grad)
+        if not self._by_kernel(parameter, values, rows, state, group):
+            self._by_torch(parameter, values, rows, state, group)
+        state["step"] += 1
+        state["decay"] += math.log1p(-group["lr"] * group["weight_decay"])
+        state["last"][rows] = int(state["step"])
+        state["decayed"][rows] = state["decay"]
+
+    def _by_kernel(
+        self, parameter: Tensor, grad: Tensor, rows: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> bool:
+        """Step these rows by a kernel, if there is one."""
+        return False
+
+    def _by_torch(
+        self, parameter: Tensor, values: Tensor, rows: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        """Step these rows by torch operations."""
         self._catch_up(parameter, state, group, rows)
         tensors = [parameter, *self._moments(state)]
         if len(rows) == len(parameter):
@@ -112,10 +130,6 @@ class _Lazy(torch.optim.Optimizer):
         if len(rows) < len(parameter) and parameter[0].numel() < _LARGE:
             for tensor, (copied,) in zip(tensors, pieces, strict=True):
                 tensor.index_copy_(0, rows, copied)
-        state["step"] += 1
-        state["decay"] += math.log1p(-group["lr"] * group["weight_decay"])
-        state["last"][rows] = int(state["step"])
-        state["decayed"][rows] = state["decay"]
 
     def _start(self, parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         state["step"] = torch.zeros((), dtype=torch.float32)  # of the parameter; on the CPU
@@ -274,6 +288,13 @@ class LazyAdamW(_Lazy):
             raise ValueError(f"betas must be in [0, 1); got {betas}.")
         super().__init__(model, node_lr, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    def _by_kernel(
+        self, parameter: Tensor, grad: Tensor, rows: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> bool:
+        if isinstance(group["lr"], Tensor):
+            return False
+        return triton_lazy.steps(parameter, grad, rows, state, group)
+
     def _factors(self, group: dict[str, Any]) -> dict[str, float]:
         return {"mean": group["betas"][0], "square": group["betas"][1]}
 
@@ -344,7 +365,7 @@ def touched(grad: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of a gradient that are not zero, and their values."""
     if grad.is_sparse:
         rows = grad._indices()[0]
-        if (rows[1:] > rows[:-1]).all():  # one backward: coalesce() would copy all values
+        if grad.is_coalesced() or (rows[1:] > rows[:-1]).all():  # one backward: coalesce() would copy all values
             return rows, grad._values()
         grad = grad.coalesce()
         return grad.indices()[0], grad.values()

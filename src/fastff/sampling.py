@@ -46,18 +46,22 @@ def draw(logits: Tensor, estimator: str, alternatives: int) -> tuple[Tensor, Ten
     The weight is 1 / (alternatives * probability of the level). For "mixture", it is the probability that a soft walk
     ends in another leaf, over `alternatives`; the walk then has the right distribution.
     """
-    batch, depth = logits.shape
+    return place(logits, estimator, torch.rand(len(logits), alternatives, dtype=logits.dtype, device=logits.device))
+
+
+def place(logits: Tensor, estimator: str, within: Tensor) -> tuple[Tensor, Tensor]:
+    """As `draw`, by given numbers in [0, 1): (batch, alternatives)."""
+    (batch, depth), alternatives = logits.shape, within.shape[1]
+    if estimator == "even" and alternatives == depth:
+        return torch.arange(depth, device=logits.device).expand(logits.shape), torch.ones_like(logits)
+    # One in each of `alternatives` equal parts.
+    at = (within + torch.arange(alternatives, device=logits.device)) / alternatives
     if estimator == "even":
-        if alternatives == depth:
-            return _every_level(logits), torch.ones_like(logits)
-        place = _uniforms(logits, alternatives)
-        level = (place * depth).long().clamp(max=depth - 1)
-        return level, torch.full_like(place, depth / alternatives)
+        return (at * depth).long().clamp(max=depth - 1), torch.full_like(at, depth / alternatives)
     mass = leaving(logits)
     total = mass.sum(-1, keepdim=True)  # (batch, 1)
     # Levels whose mass lies left of the place. A NaN compares as False: level 0, a valid one.
-    place = _uniforms(logits, alternatives) * total
-    level = (place.unsqueeze(-1) >= running_sum(mass).unsqueeze(1)).sum(-1).clamp(max=depth - 1)
+    level = ((at * total).unsqueeze(-1) >= running_sum(mass).unsqueeze(1)).sum(-1).clamp(max=depth - 1)
     return level, (total / alternatives).expand(batch, alternatives)
 
 
@@ -94,13 +98,3 @@ def running_sum(values: Tensor) -> Tensor:
     for column in values.unbind(-1):
         sums.append(sums[-1] + column if sums else column)
     return torch.stack(sums, -1) if sums else values
-
-
-def _uniforms(logits: Tensor, alternatives: int) -> Tensor:
-    """Numbers in [0, 1), one in each of `alternatives` equal parts: (batch, alternatives)."""
-    within = torch.rand(len(logits), alternatives, dtype=logits.dtype, device=logits.device)
-    return (within + torch.arange(alternatives, device=logits.device)) / alternatives
-
-
-def _every_level(logits: Tensor) -> Tensor:
-    return torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape)

@@ -5,19 +5,22 @@ or none, to a node far down, so a layer keeps a running mean over its batches. W
 node's shares are the batch means of 1 - p (left) and p (right), over the paths that reach it, by weight. In
 expectation, with soft walks, they are the soft mixture's. The shares of a level sum to 1.
 
+The balance loss alone reads the mean, so it also counts the last batch in: training without it pays nothing.
+
 The mean must not reach back further than needed: boundaries that follow old shares overshoot, and return. With a
 mean over 100 batches everywhere, trees of depth 7 lost accuracy (docs/research/sampled.md). So the first levels
 remember nothing, and a level with twice the nodes remembers twice the batches.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import tree as heap
-from ._torch import in_backward, in_eager
+from ._torch import in_eager
 from .backends import paths
 from .sampling import running_sum
 
@@ -57,10 +60,18 @@ def check_shares(name: str, shares: object, nodes: int) -> None:
 
 
 @torch.no_grad()
+def counted(layer: Any) -> Tensor:
+    """The running shares of an FFF, with the batch of its last training forward."""
+    if layer.last_uncounted is not None:
+        paths = layer.last_uncounted, layer.last_leaf, layer.last_weight
+        layer.running_shares, layer.last_uncounted = update(layer.running_shares, *paths), None
+    found: Tensor = layer.running_shares
+    return found
+
+
+@torch.no_grad()
 def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
     """The running mean after another batch; None before the first. It starts small: `unevenness` corrects that."""
-    if running is not None and in_eager() and in_backward():
-        return running  # a recomputation by gradient checkpointing: the batch has been counted
     new = node_shares(logits.detach(), leaf, weight)
     # The layer may be reshaped, moved or converted by now.
     running = torch.zeros_like(new) if running is None or running.shape != new.shape else running.to(new)

@@ -195,7 +195,8 @@ import torch
 from fastff.backends import triton_segment_kernels as kernels, triton_segments as launch
 from triton_build import WithoutSpills
 
-built = {name: WithoutSpills(kernels, name) for name in ("leaf_product", "leaf_outer", "add_parts")}
+names = "leaf_product", "leaf_output", "leaf_outer", "clear_unvisited", "add_parts"
+built = {name: WithoutSpills(kernels, name) for name in names}
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 def empty(*size, dtype):

@@ -20,13 +20,13 @@ def options(ways="", depths="2", most_dense=40):
 def test_every_way_has_a_row_or_a_reason(monkeypatch, capsys):
     used = [True]
     monkeypatch.setattr(triton_training, "takes", lambda *_: used[0])
-    real = sampled_gpu.kernels
+    real = sampled_gpu.choice
 
-    def choose(x, by_kernels):
-        used[0] = by_kernels
-        return real(x, by_kernels)
+    def choose(x, backend):
+        used[0] = backend == "triton"
+        return real(x, backend)
 
-    monkeypatch.setattr(sampled_gpu, "kernels", choose)
+    monkeypatch.setattr(sampled_gpu, "choice", choose)
     rows = [row for rows in sampled_gpu.measure(options(depths="2,3")) for row in rows]
     found = [(row["depth"], row["way"]) for row in rows]
     small = [name for name in sampled_gpu.WAYS if name != "top1-grouped"]  # grouped_mm wants bfloat16
@@ -40,8 +40,9 @@ def test_every_way_has_a_row_or_a_reason(monkeypatch, capsys):
 def test_only_sampled_ways_ask_for_the_kernels():
     """Straight-through layers of 32,768 neurons had no row: the kernels of the soft pass refuse so many."""
     x, _ = sampled_gpu.batch(options())
-    asked = {name: sampled_gpu.Way(name, options(), 2, x).by_kernels for name in sampled_gpu.WAYS}
-    assert [name for name in asked if asked[name]] == ["sampled-mixture-1", "sampled-even-1"]
+    asked = {name: sampled_gpu.Way(name, options(), 2, x).backend for name in sampled_gpu.WAYS}
+    own = {name: "triton" for name in asked if name.startswith("sampled")} | {"sampled-mixture-1-torch": "aten"}
+    assert asked == dict.fromkeys(sampled_gpu.WAYS, "auto") | own
 
 
 def test_deep_trees_leave_out_one_product_after_another():
@@ -53,13 +54,13 @@ def test_deep_trees_leave_out_one_product_after_another():
 def test_a_wrong_gradient_has_no_time(monkeypatch, capsys):
     """It ended the benchmark, with the rows of the other ways."""
     monkeypatch.setattr(triton_training, "takes", lambda *_: False)
-    draws, real = iter((0.0, 1.0)), sampled_gpu.kernels
+    draws, real = iter((0.0, 1.0)), sampled_gpu.choice
 
-    def choose(x, by_kernels):
+    def choose(x, backend):
         x.data += next(draws, 0.0)
-        return real(x, by_kernels)
+        return real(x, backend)
 
-    monkeypatch.setattr(sampled_gpu, "kernels", choose)
+    monkeypatch.setattr(sampled_gpu, "choice", choose)
     (rows,) = sampled_gpu.measure(options("sampled-even-1,dense"))
     assert [row["way"] for row in rows] == ["dense"]
     assert "depth 2, sampled-even-1: wrong: gradients differ" in capsys.readouterr().out
@@ -74,7 +75,7 @@ def test_an_error_without_words_is_named(capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a graph that fails")
 def test_a_graph_that_fails_costs_its_way_alone(capsys):
-    """A capture that fails may ruin its process, so each has its own, after all eager rows."""
+    """A capture that fails may ruin its process, so each then has its own, after all eager rows."""
     eager = sampled_gpu.measure_eager(options("dense,top1-loop"), 2)
     assert sampled_gpu.measure_graphs(options(), 2, eager) == []
     out = capsys.readouterr().out

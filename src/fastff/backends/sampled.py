@@ -45,6 +45,10 @@ from .request import Request, needs_grad
 def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SampledOptions) -> Sampled:
     """The output and, for the losses, each sample's paths. Alternatives are drawn if the tree or x learns."""
     depth = heap.depth_of(len(tree.weight) + 1)
+    if _by_kernels(x, tree, leaves, activation, options):
+        from . import triton_sampled  # which imports this file
+
+        return triton_sampled.run(x, tree, leaves, activation, options)
     swap = _swaps(x, depth, options.transposition)
     with torch.no_grad():
         leaf = _route(x, tree, activation, swap)
@@ -73,7 +77,7 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
         for k, walk in enumerate(walks)
     ]
     if len(soft) > 1:
-        scores = _compared(scores, soft[0].weight, walked[:, 0], leaf, swap)
+        scores = compared(scores, soft[0].weight, walked[:, 0], leaf, swap)
     if walks:
         other = torch.cat([walk.leaf for walk in walks])  # in one pass: a leaf is read once for all of its samples
         with torch.no_grad():
@@ -85,6 +89,14 @@ def sampled(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, optio
     rest = torch.stack([walk.weight for walk in soft], 1) if soft else logits.new_zeros(len(x), 0)
     weights = torch.cat([1 - rest.sum(1, keepdim=True), rest], 1)
     return Sampled(y, walked, torch.stack([leaf, *(walk.leaf for walk in soft)], 1), weights, nodes.all)
+
+
+def _by_kernels(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: SampledOptions) -> bool:
+    """Whether triton_sampled.py has this pass."""
+    plain = len(tree.weight) > 0 and tree.out_weight is None and not options.transposition and not options.at_owner
+    temperature = options.temperature if isinstance(options.temperature, Tensor) else None
+    learns = needs_grad(x, *tree) and not needs_grad(temperature)
+    return plain and learns and triton_training.takes(activation, x, *tree, *leaves)
 
 
 class _Walk(NamedTuple):
@@ -123,7 +135,7 @@ def _score_of_walk(walk: _Walk, logits: Tensor) -> Tensor:
     return F.logsigmoid(torch.where(turn, logits, -logits)).sum(-1) * walk.weight
 
 
-def _compared(scores: list[Tensor], weight: Tensor, logits: Tensor, leaf: Tensor, swap: Tensor | None) -> list[Tensor]:
+def compared(scores: list[Tensor], weight: Tensor, logits: Tensor, leaf: Tensor, swap: Tensor | None) -> list[Tensor]:
     """The scores of the alternatives, each less the mean of the others', which have no gradient in expectation."""
     turn = paths.turns(leaf, logits.shape[1])
     signed = torch.where(turn if swap is None else turn ^ swap, logits, -logits)

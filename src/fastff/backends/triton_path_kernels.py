@@ -81,15 +81,16 @@ def path_inputs(
 
 @triton.jit
 def path_outer(
-    x_ptr, grad_ptr, leaf_ptr, end_ptr, order_ptr, out_ptr, bias_ptr, part_ptr, batch, span, blocks,
-    IN: tl.constexpr, DEPTH: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr, BR: tl.constexpr,
-    BN: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, grad_ptr, leaf_ptr, end_ptr, order_ptr, out_ptr, bias_ptr, part_ptr, batch, samples, span, blocks,
+    IN: tl.constexpr, DEPTH: tl.constexpr, LEVELS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the nodes: for each node, the rows of x below it, times the gradients of its logits.
 
     A block of BN columns over `span` places. All levels go in one product: where a leaf's rows end, the nodes that end
     there are written. A node whose rows lie in several spans is written in parts, as a leaf by `leaf_outer`: a slot has
-    LEVELS rows of IN numbers and one for the bias.
+    LEVELS rows of STRIDE numbers: IN, and one for the bias. Place p has row order[p] of the gradient, and row
+    order[p] % samples of x.
     """
     chunk = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
@@ -119,7 +120,7 @@ def path_outer(
             row = tl.load(order_ptr + at + r, real, 0)
             g_at = grad_ptr + row[None, :] * DEPTH + level[:, None]
             g = tl.load(g_at, known[:, None] & real[None, :], 0.0)
-            x = tl.load(x_ptr + row[:, None] * IN + n[None, :], real[:, None] & inside[None, :], 0.0)
+            x = tl.load(x_ptr + (row % samples)[:, None] * IN + n[None, :], real[:, None] & inside[None, :], 0.0)
             # 16-bit inputs as TF32, which has all their bits; a gradient in 16 bits would lose small numbers.
             total = tl.dot(g, x.to(tl.float32), total, input_precision=PRECISION)
             sums += tl.sum(g, 1)
@@ -130,7 +131,7 @@ def path_outer(
         out_at = out_ptr + node[:, None] * IN + n[None, :]
         tl.store(out_at, total.to(out_ptr.dtype.element_ty), whole[:, None] & inside[None, :])
         part = written & ((began == 0) | (ends == 0))
-        slot = part_ptr + ((2 * chunk + began).to(tl.int64) * LEVELS + level) * (IN + 1)
+        slot = part_ptr + ((2 * chunk + began).to(tl.int64) * LEVELS + level) * STRIDE
         tl.store(slot[:, None] + n[None, :], total, part[:, None] & inside[None, :])
         if block == 0:
             tl.store(bias_ptr + node, sums.to(bias_ptr.dtype.element_ty), whole)

@@ -13,7 +13,7 @@ from .choice import attempt
 from .segments import refuse_second_derivative
 from .triton_arguments import function_name, node_tensors, node_width, stored
 from .triton_launch import launch_kernel
-from .triton_segments import add_up, group, spans, sum_precision
+from .triton_segments import add_up, group, part_stride, spans, sum_precision
 from .triton_size import power_of_two
 
 _TILE = 16  # samples that walk together
@@ -64,12 +64,12 @@ def _walk_from(
             x, *map(stored, node_tensors(x, tree)), node, x if threshold is None else stored(threshold.float()),
             x if swap is None else swap.contiguous(), leaf, len(x),
             IN=x.shape[1], DEPTH=depth, N=node_width(tree), ACT=function_name(activation),
-            THRESHOLD=threshold is not None, SWAP=swap is not None, **_walk_options(x),
+            THRESHOLD=threshold is not None, SWAP=swap is not None, **walk_options(x),
         )  # fmt: skip
     return leaf
 
 
-def _walk_options(x: Tensor) -> dict[str, Any]:
+def walk_options(x: Tensor) -> dict[str, Any]:
     kept = x.shape[1] * x.element_size() <= _KEPT
     return {"BM": _TILE, "BLOCK": 512 // x.element_size(), "KEPT": kept, "num_warps": 4}
 
@@ -103,9 +103,7 @@ class _Logits(torch.autograd.Function):
             run_outer = path_outer if in_eager() else torch.ops.fastff.path_outer
             d_weight, d_bias = run_outer(x, grad, leaf, order, end, weight)
             if ctx.sparse and in_eager():
-                seen = torch.zeros(len(weight), dtype=torch.bool, device=x.device)
-                used = seen.index_fill_(0, paths.nodes(leaf, grad.shape[1]).flatten(), True).nonzero().squeeze(1)
-                d_weight, d_bias = (sparse_rows(used, t.index_select(0, used), len(t)) for t in (d_weight, d_bias))
+                d_weight, d_bias = of_visited(leaf, d_weight, d_bias)
         return d_x, None, None, None, d_weight, d_bias, None
 
 
@@ -153,7 +151,7 @@ def _path_logits(x: Tensor, leaf: Tensor, order: Tensor, weight: Tensor, bias: T
         with torch.cuda.device_of(x):
             launch_kernel(
                 path_logits, (-(-batch // _TILE),), x, weight, bias, leaf, order, z, batch,
-                IN=x.shape[1], DEPTH=depth, **_walk_options(x),
+                IN=x.shape[1], DEPTH=depth, **walk_options(x),
             )  # fmt: skip
     return z
 
@@ -189,11 +187,15 @@ def _path_inputs(grad: Tensor, leaf: Tensor, order: Tensor, weight: Tensor) -> T
 def path_outer(
     x: Tensor, grad: Tensor, leaf: Tensor, order: Tensor, end: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the nodes' weights and biases, given the logits' gradient."""
+    """The gradients of the nodes' weights and biases, given the logits' gradient.
+
+    Place p has row order[p] of the gradient, and row order[p] % batch of x (batch, in).
+    """
 
     def by_torch() -> tuple[Tensor, Tensor]:
-        node = paths.nodes(_by_sample(leaf, order), grad.shape[1])
-        return paths.gradients(x, node, weight, weight[:, 0], grad, (False, True, True))[1:]  # type: ignore[return-value]
+        node = paths.nodes(leaf, grad.shape[1])
+        rows = x.index_select(0, order % len(x)), node, weight, weight[:, 0], grad.index_select(0, order)
+        return paths.gradients(*rows, (False, True, True))[1:]  # type: ignore[return-value]
 
     return attempt("node gradient", lambda: _path_outer(x, grad, leaf, order, end, weight), by_torch, x, weight)
 
@@ -204,22 +206,36 @@ def _path_outer(
     from .triton_path_kernels import path_outer
 
     x, grad = stored(x), stored(grad)
-    (batch, depth), features = grad.shape, weight.shape[1]
+    batch, depth, features = len(leaf), grad.shape[1], weight.shape[1]
     out, bias = weight.new_zeros(weight.shape), weight.new_zeros(len(weight))
     if not batch:
         return out, bias
     levels, columns = max(16, power_of_two(depth)), min(256 // x.element_size(), max(16, power_of_two(features)))
     blocks = -(-features // columns)
-    span, chunks, part = spans(batch, blocks, levels * (features + 1), x)
-    how = "tf32" if x.element_size() == 2 and not x.is_cpu else sum_precision(x)
+    stride = part_stride(features + 1)
+    span, chunks, part = spans(batch, blocks, levels * stride, x)
     with torch.cuda.device_of(x):
         launch_kernel(
             path_outer, (chunks * blocks,),
-            x, grad, leaf, end, order, out, bias, part, batch, span, blocks,
-            IN=features, DEPTH=depth, LEVELS=levels, PRECISION=how, BR=32, BN=columns, STAGES=2, num_warps=4,
+            x, grad, leaf, end, order, out, bias, part, batch, len(x), span, blocks,
+            IN=features, DEPTH=depth, LEVELS=levels, STRIDE=stride, PRECISION=gradient_precision(x), BR=16,
+            BN=columns, STAGES=2, num_warps=4,
         )  # fmt: skip
         add_up(part, leaf, out, bias, batch, span, chunks, depth)
     return out, bias
+
+
+def of_visited(leaf: Tensor, *gradients: Tensor) -> list[Tensor]:
+    """These gradients (nodes, ...) as sparse tensors of the nodes above these leaves."""
+    count = len(gradients[0])
+    seen = torch.zeros(count, dtype=torch.bool, device=leaf.device)
+    used = seen.index_fill_(0, paths.nodes(leaf, heap.depth_of(count + 1)).flatten(), True).nonzero().squeeze(1)
+    return [sparse_rows(used, t.index_select(0, used), count) for t in gradients]
+
+
+def gradient_precision(x: Tensor) -> str:
+    """How a float32 gradient of logits meets numbers of x's dtype: 16 bits as TF32, which has all of them."""
+    return "tf32" if x.element_size() == 2 and not x.is_cpu else sum_precision(x)
 
 
 def _by_sample(leaf: Tensor, order: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Samples are sorted by leaf once. Inputs and outputs stay where they are: kernels
 linear layer then has three products: its own, and in backward the rows' gradient and the leaves'.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from .triton_arguments import precision, stored
 from .triton_launch import launch_kernel
 from .triton_size import power_of_two
 
-_PROGRAMS = 8 * 132  # of a gradient: enough for every multiprocessor of an H200
+_PROGRAMS = 4 * 132  # of a gradient: enough for every multiprocessor of an H200
+_SHORT = 128  # neurons of a leaf that stay in registers
 
 
 class Groups(NamedTuple):
@@ -51,21 +53,23 @@ def visit(x: Tensor, leaf: Tensor, leaves: Leaves, activation: Activation, dropo
             check_allocated(f"leaves.{name}", part)
     groups = group(leaf, len(leaves.in_weight))
     x = stored(x)
-    first = (_linear(x, weight, bias, groups, True, sparse) for weight, bias in input_pairs(leaves))
+    first = (linear(x, weight, bias, groups, True, sparse) for weight, bias in input_pairs(leaves))
     hidden = apply(activation, *first)  # (batch, l), in the order of the leaves
     hidden = F.dropout(hidden, dropout) if dropout else hidden
-    return _linear(hidden, leaves.out_weight, leaves.out_bias, groups, False, sparse)
+    return linear(hidden, leaves.out_weight, leaves.out_bias, groups, False, sparse)
 
 
-def _linear(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, transposed: bool, sparse: bool
+def linear(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, groups: Sequence[Tensor], transposed: bool, sparse: bool
 ) -> Tensor:
+    """Rows times the matrix of their leaf, plus its bias, with a gradient. `transposed`: as `leaf_product` has it.
+
+    With more groups than rows (transposed), rows go round several times, and the first time alone has a gradient.
+    """
     return _Linear.apply(rows, weight, bias, *groups, transposed, sparse)  # type: ignore[no-untyped-call]
 
 
 class _Linear(torch.autograd.Function):
-    """Rows times the matrix of their leaf, plus its bias. `transposed`: as `leaf_product` has it."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -87,7 +91,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         segments.refuse_second_derivative()
         rows, weight, bias, leaf, order, end = ctx.saved_tensors
-        grad = stored(grad)
+        count = len(rows) if ctx.transposed else len(leaf)
+        grad, leaf, order, end = stored(grad)[:count], leaf[:count], order[:count], end[:count]
         d_rows = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             run = product if in_eager() else torch.ops.fastff.leaf_product
@@ -95,14 +100,21 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1] or (bias is not None and ctx.needs_input_grad[2]):
             first, second = (grad, rows) if ctx.transposed else (rows, grad)
             sums = "none" if bias is None else "first" if ctx.transposed else "second"
-            if ctx.sparse and in_eager():
-                used, place = leaf.unique_consecutive(return_inverse=True)
-                found = outer(first, second, place.int(), order, end, len(used), sums)
-                d_weight, d_bias = (sparse_rows(used.long(), values, len(weight)) for values in found)
-            else:
-                run_outer = outer if in_eager() else torch.ops.fastff.leaf_outer
-                d_weight, d_bias = run_outer(first, second, leaf, order, end, len(weight), sums)
+            d_weight, d_bias = weight_gradients(first, second, leaf, order, end, len(weight), sums, ctx.sparse)
         return d_rows, d_weight, None if bias is None else d_bias, *[None] * 5
+
+
+def weight_gradients(
+    first: Tensor, second: Tensor, leaf: Tensor, order: Tensor, end: Tensor, leaves: int, sums: str, sparse: bool
+) -> tuple[Tensor, Tensor]:
+    """As `outer`; sparse tensors if wanted, unless a compiler runs."""
+    if not (sparse and in_eager()):
+        run = outer if in_eager() else torch.ops.fastff.leaf_outer
+        found: tuple[Tensor, Tensor] = run(first, second, leaf, order, end, leaves, sums)
+        return found
+    used, place = leaf.unique_consecutive(return_inverse=True)
+    values = outer(first, second, place.int(), order, end, len(used), sums)
+    return sparse_rows(used.long(), values[0], leaves), sparse_rows(used.long(), values[1], leaves)
 
 
 def product(
@@ -111,7 +123,7 @@ def product(
     """Each row times its leaf's matrix, plus its bias: see `leaf_product`. No order: all follows the leaves."""
 
     def by_torch() -> Tensor:
-        given = rows if order is None or not transposed else rows.index_select(0, order)
+        given = rows if order is None or not transposed else rows.index_select(0, order % len(rows))
         y = segments.product(given, weight, leaf.long(), transposed)
         y = y if bias is None else y.add_(bias.index_select(0, leaf.long()))
         return y if order is None or transposed else torch.empty_like(y).index_copy_(0, order, y)
@@ -119,32 +131,97 @@ def product(
     return attempt("product", lambda: _product(rows, weight, bias, leaf, order, transposed), by_torch, rows, weight)
 
 
+def credit(
+    grad: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, leaf: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the hidden neurons (entries, l), and the product of grad (batch, out) with each entry's output.
+
+    The leaf's matrix is (l, out). The output is hidden @ matrix + bias; it is not computed. Entries lie in the order
+    of their leaves; the products are in the order of the batch, which goes round several times: (entries,) float32.
+    """
+
+    def by_torch() -> tuple[Tensor, Tensor]:
+        rows = grad.index_select(0, order % len(grad))
+        found = segments.product(rows, weight, leaf.long(), True)
+        dots = (found.float() * hidden.float()).sum(1)
+        if bias is not None:
+            dots += (rows.float() * bias.index_select(0, leaf.long()).float()).sum(1)
+        return found, torch.empty_like(dots).index_copy_(0, order, dots)
+
+    return attempt("credit", lambda: _credit(grad, weight, bias, hidden, leaf, order), by_torch, grad, weight)
+
+
+def _credit(
+    grad: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, leaf: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor]:
+    found, parts = _launch_product(grad, weight, bias, leaf, order, True, stored(hidden))
+    return found, parts[0] if len(parts) == 1 else parts.sum(0)
+
+
 def _product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, leaf: Tensor, order: Tensor | None, transposed: bool
 ) -> Tensor:
+    if transposed or weight.shape[1] > _SHORT:
+        return _launch_product(rows, weight, bias, leaf, order, transposed, None)[0]
+    from .triton_segment_kernels import leaf_output
+
+    rows, weight, bias, leaf = stored(rows), stored(weight), None if bias is None else stored(bias), leaf.int()
+    batch, (leaves, k, n) = len(leaf), weight.shape
+    out = rows.new_empty(batch, n)
+    if not batch:
+        return out
+    many = batch >= 8 * leaves
+    bm, places = (32, 32) if many else (16, max(1, min(16, power_of_two(2 * batch // leaves))))
+    bk = max(16, power_of_two(k))
+    bn = min(64 if rows.element_size() == 4 or bk > 64 else 128, max(16, power_of_two(n)))
+    span = bn * -(-n // (2 * bn))  # the columns in two parts
+    spans = -(-n // span)
+    with torch.cuda.device_of(rows):
+        launch_kernel(
+            leaf_output, (-(-batch // places) * spans,),
+            rows, weight, weight if bias is None else bias, leaf, leaf if order is None else order, out, batch, span,
+            spans, leaves, places,
+            K=k, N=n, ORDERED=order is not None, BIAS=bias is not None, PRECISION=precision(rows, n), BM=bm, BN=bn,
+            BK=bk, EVEN=k == bk and n % bn == 0, STAGES=3, num_warps=2 if bk <= 32 else 4,
+        )  # fmt: skip
+    return out
+
+
+def _launch_product(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    leaf: Tensor,
+    order: Tensor | None,
+    transposed: bool,
+    hidden: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The product; with `hidden`, also the parts of `credit`, for each block of columns."""
     from .triton_segment_kernels import leaf_product
 
     rows, weight, bias, leaf = stored(rows), stored(weight), None if bias is None else stored(bias), leaf.int()
     batch, leaves = len(leaf), len(weight)
     n, k = weight.shape[1:] if transposed else weight.shape[:0:-1]
-    out = rows.new_empty(batch, n)
-    if not batch:
-        return out
     wide = rows.element_size() == 4
-    bm = 64 if batch >= 32 * leaves else 32 if batch >= 8 * leaves else 16
+    many = batch >= 32 * leaves * (1 if hidden is None else 2)
+    bm = 64 if many else 16
     bn = min(64 if wide or k <= 128 else 128, max(16, power_of_two(n)))
-    bk = min(32 if wide else 64, max(16, power_of_two(k)))
+    bk = min(32 if wide else 64 if many else 128, max(16, power_of_two(k)))
     blocks = -(-n // bn)
+    out = rows.new_empty(batch, n)
+    parts = rows.new_empty(0 if hidden is None else blocks, batch, dtype=torch.float32)
+    if not batch:
+        return out, parts
     with torch.cuda.device_of(rows):
         launch_kernel(
             leaf_product, (-(-batch // bm) * blocks,),
-            rows, weight, weight if bias is None else bias, leaf, leaf if order is None else order, out, batch, blocks,
-            leaves,
+            rows, weight, weight if bias is None else bias, leaf, leaf if order is None else order, out,
+            out if hidden is None else hidden, parts if parts.numel() else out, batch, len(rows), blocks, leaves,
             K=k, N=n, TRANSPOSED=transposed, ORDERED=order is not None, BIAS=bias is not None,
-            PRECISION=precision(rows, n), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0, STAGES=min(4, -(-k // bk)),
-            num_warps=4,
+            CREDIT=hidden is not None, PRECISION=precision(rows, n), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
+            STAGES=min(3, -(-k // bk)), num_warps=4 if many or wide or bn > 64 else 2,
         )  # fmt: skip
-    return out
+    return out, parts
 
 
 def outer(
@@ -169,25 +246,31 @@ def outer(
 def _outer(
     first: Tensor, second: Tensor, leaf: Tensor, order: Tensor | None, end: Tensor, leaves: int, sums: str
 ) -> tuple[Tensor, Tensor]:
-    from .triton_segment_kernels import leaf_outer
+    from .triton_segment_kernels import clear_unvisited, leaf_outer
 
     first, second, leaf = stored(first), stored(second), leaf.int()
     batch, (a, b) = len(leaf), (first.shape[1], second.shape[1])
-    out = first.new_zeros(leaves, a, b)
-    bias = first.new_zeros(leaves, {"none": 0, "first": a, "second": b}[sums])
+    make = first.new_empty if batch else first.new_zeros
+    out, bias = make(leaves, a, b), make(leaves, {"none": 0, "first": a, "second": b}[sums])
     if not batch:
         return out, bias
-    wide, few = first.element_size() == 4, batch < 8 * leaves
+    wide, few = first.element_size() == 4, batch < 32 * leaves
     ba = min(64 if a > 32 and not few else 32, max(16, power_of_two(a)))
     bb = min(64 if wide else 256 if few else 128, max(16, power_of_two(b)))
     blocks = -(-a // ba), -(-b // bb)
-    span, chunks, part = spans(batch, blocks[0] * blocks[1], a * b + bias.shape[1], first)
+    stride = part_stride(a * b + bias.shape[1])
+    span, chunks, part = spans(batch, blocks[0] * blocks[1], stride, first)
     with torch.cuda.device_of(first):
+        launch_kernel(
+            clear_unvisited, (leaves,), leaf, out, bias, batch,
+            SIZE=a * b, SUMS=bias.shape[1], STEPS=power_of_two(batch + 1).bit_length(), BLOCK=1024, num_warps=4,
+        )  # fmt: skip
         launch_kernel(
             leaf_outer, (chunks * blocks[0] * blocks[1],),
             first, second, leaf, end, leaf if order is None else order, out, bias, part, batch, span, *blocks,
             A=a, B=b, ORDERED=order is not None, FIRST_BIAS=sums == "first", SECOND_BIAS=sums == "second",
-            PRECISION=sum_precision(first), BA=ba, BB=bb, BR=16 if few else 32, STAGES=2, num_warps=4,
+            STRIDE=stride, PRECISION=sum_precision(first), BA=ba, BB=bb, BR=16 if few else 32 if wide else 64,
+            STAGES=2, num_warps=4,
         )  # fmt: skip
         add_up(part, leaf, out, bias, batch, span, chunks)
     return out, bias
@@ -196,6 +279,15 @@ def _outer(
 def sum_precision(x: Tensor) -> str:
     """How a sum over samples multiplies float32 numbers: it may be short, so in three parts (see `precision`)."""
     return "bf16x6" if x.dtype == torch.float32 and not x.is_cpu else "ieee"
+
+
+def part_stride(numbers: int) -> int:
+    """The numbers from one part of a sum to the next.
+
+    With rows of 97 floats, Triton 3.6 stores four floats at addresses that are no multiple of 16 bytes: it takes
+    (16 * a + (0, 1, ...)) * 97 for a multiple of 16.
+    """
+    return -(-numbers // 32) * 32
 
 
 def spans(batch: int, columns: int, numbers: int, like: Tensor) -> tuple[int, int, Tensor]:
@@ -219,11 +311,12 @@ def add_up(
         return
     size = out[0].numel()
     sums = bias.numel() // len(bias)
-    block = min(1024, power_of_two(size + sums))
+    block = min(256 if depth else 1024, power_of_two(size + sums))
     blocks = -(-(size + sums) // block)
     levels = max(16, power_of_two(depth)) if depth else 0
     launch_kernel(
         add_parts, (chunks * max(levels, 1) * blocks,),
         part, leaf, out, bias, batch, span, chunks, blocks,
-        DEPTH=depth, LEVELS=levels, SIZE=size, SUMS=sums, BLOCK=block, MANY=8, num_warps=4,
+        DEPTH=depth, LEVELS=levels, SIZE=size, SUMS=sums, STRIDE=part_stride(size + sums), BLOCK=block,
+        MANY=8 if depth else 2, num_warps=4,
     )  # fmt: skip

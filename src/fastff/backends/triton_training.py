@@ -1,8 +1,8 @@
 """Which parts of a sampled pass run in Triton's kernels, and what happens where one fails.
 
-The pass itself is written once, in sampled.py. Its parts ask here: visited leaves with their gradient
-(triton_segments.py), and walks and logits with theirs (triton_paths.py). None of them asks the host, so a whole step
-can be captured in a CUDA graph.
+Most sampled passes are one composition of kernels (triton_sampled.py). Others run as sampled.py writes them, and their
+parts ask here: visited leaves with their gradient (triton_segments.py), and walks and logits with theirs
+(triton_paths.py). None of them asks the host, so a whole step can be captured in a CUDA graph.
 """
 
 from torch import Tensor
@@ -12,9 +12,7 @@ from ..activations import Activation
 from . import triton
 from .choice import chosen
 
-# No GPU has run these kernels yet: the interpreter has, and they compile for an H200. Once they are tested and measured
-# there, make this ("triton", "auto"): the one line that gives them to everyone with a GPU.
-_CHOICES = ("triton",)
+_CHOICES = ("triton", "auto")  # of fastff.backend
 
 
 def takes(activation: Activation, x: Tensor, *tensors: Tensor | None) -> bool:

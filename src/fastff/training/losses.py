@@ -28,7 +28,7 @@ from ..functional import mixture, walk
 from ..last_forward import recall
 from ..layer import FFF, fff_layers
 from ..ranks import Ranks, ranks_of
-from ..shares import reach, unevenness
+from ..shares import counted, reach, unevenness
 from ..tree import level_sizes, log_flow, log_reach, one_hot
 from ..visits import is_shed, leaf_mass, visits
 from ..visits import log_flow as log_flow_of_visits
@@ -103,8 +103,7 @@ def _batch(layer: FFF, logits: Tensor) -> int:
 def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
     """The shares that the balance loss of a layer reads: means over the samples."""
     if sees_paths(layer):
-        assert layer.running_shares is not None
-        return layer.running_shares  # (nodes, 2), without a gradient
+        return counted(layer)  # (nodes, 2), without a gradient
     batch = max(_batch(layer, logits), 1)
     if is_shed(layer):
         assert layer.last_leaf is not None
