@@ -7,9 +7,9 @@ sampled-*          sampled decisions by Triton's kernels; `-torch`: by torch ope
 top1-loop          a router, then torch.sort and one pair of products per expert, as scattermoe's loop does it
 top1-grouped       the same with torch's grouped_mm
 
-All but `-lazy` have AdamW of torch, fused. A router of top1 is one matrix for all experts, so it is left out beyond 1024
-of them. At depth 15, torch operations would launch one product after another for 10,000 visited leaves: `-torch` is
-left out there, unless --ways names it. A way that cannot run here is skipped with its reason, and a wrong one named,
+All but `-lazy` have AdamW of torch, fused. A router of top1 is one matrix for all experts, so it is left out beyond
+1024 of them. At depth 15, torch operations would launch one product after another for 10,000 visited leaves: `-torch`
+is left out there, unless --ways names it. A way that cannot run here is skipped with its reason, and a wrong one named,
 without a time. Eager steps of all depths come first. Then the graphs of a depth alternate in a process of their own. If
 one of them cannot be captured, each gets its own process, which a failed capture may ruin; a way that asks the host has
 no graph.
@@ -17,21 +17,25 @@ no graph.
 Add `-compiled` to a way (in --ways) for the same under torch.compile, which takes half a minute for each depth.
 
 Predictions for an H200 (4.3 TB/s, 790 TFLOP/s in bfloat16), bfloat16, batch 16384, 768 -> 768, leaves of 32, written
-before any run; milliseconds of forward, backward and optimizer, sampled as `mixture` with one alternative in a graph;
-and the outcomes of the first kernels, and of those that one profile led to:
+before any run; milliseconds of forward, backward and optimizer in a graph, sampled as `mixture` with one alternative.
+`first`: the first kernels. `now`: after what their profile showed.
 
-    depth   dense: floor   expected   outcome   sampled: floor   expected   first   now: see results/sampled_step_gpu.csv
-        5           0.20       0.35      0.40             0.08       0.50    1.39
-        8           1.6        2.2       2.2              0.13       0.60    1.7
-       10           6.3        8.4       8.7              0.31       0.95    2.6
-       15         200           -         -               7.4       10       24
+                 dense                        sampled
+    depth   floor   expected    found    floor   expected    first    now
+        5    0.20       0.35     0.41     0.08       0.50      1.4   0.28
+        8    1.6        2.2               0.13       0.60      1.7
+       10    6.3        8.4               0.31       0.95      2.6
+       15  200           -         -      7.4       10        24
 
-What the profile of the first kernels showed at depth 5, of 1,246 us: 244 launches, where 70 were expected, a third of the
-time in operations on (batch, depth) numbers, in float32 copies of outputs and in the running shares; five sorts (140 us);
-products of 32 neurons with 768 columns at a sixth of the bandwidth (45 us each, since a program had one tile of columns
-and waited for it); sums over spans that were too short (130 us to add them up). Hence one kernel for all walks and draws,
-one sort, no output of alternatives (see triton_sampled.py), products that keep their rows while columns pass (13 us),
-and spans four times as long. Tiles were then chosen from about 400 variants of these kernels at depths 5, 8, 10 and 15.
+Floors. Dense: 12 * batch * 768 * width FLOP. Sampled: twelve passes over (batch, 768) numbers, 0.3 GB, and 20 bytes for
+each weight: read twice, its gradient written, and 14 in dense AdamW.
+
+What the profile showed at depth 5. The first kernels took 1,246 us: 244 launches, where 70 were expected, a third of
+the time in operations on (batch, depth) numbers, in float32 copies of outputs and in the running shares; five sorts,
+140 us; products of 32 neurons with 768 columns at a sixth of the bandwidth, 45 us each, as a program had one tile of
+columns and waited for it; sums over spans that were too short, 130 us to add them up. Now one kernel has all walks and draws, one
+sort is left, alternatives give no output (triton_sampled.py), short rows stay while columns pass (13 us), and spans are
+four times as long: 254 us, 37 of them in AdamW. Tiles were chosen from 400 variants at depths 5, 8, 10 and 15.
 """
 
 import argparse

@@ -124,9 +124,9 @@ def balance(layer: fastff.FFF, x: Tensor, kind: object, running: list[Tensor]) -
         uneven = torch.logsumexp(sides, -1) - sides.mean(-1)
     else:
         found = functional.sampled(x, layer.tree, layer.leaves)
-        path = found.logits, found.leaf, found.weight
-        running[:] = [shares.update(running[0] if running else None, *path)]
-        uneven = shares.unevenness(running[0], *path)
+        batch = shares.node_shares(found.logits, found.leaf, found.weight)
+        running[:] = [shares.update(running[0] if running else None, batch)]
+        uneven = shares.unevenness(running[0], batch)
     return torch.stack([part.mean() for part in uneven.split(level_sizes(layer.depth))]).sum()
 
 

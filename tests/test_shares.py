@@ -9,7 +9,7 @@ from torch import nn
 import fastff
 from fastff.backends import paths
 from fastff.functional import mixture, walk
-from fastff.shares import node_shares, unevenness, update
+from fastff.shares import counted, node_shares, unevenness, update
 from fastff.tree import log_flow
 from helpers import make
 
@@ -79,21 +79,22 @@ def test_after_one_batch_the_running_mean_is_that_batch():
     batch = node_shares(*walked(layer))
     total, sides = batch.sum(-1), batch.log()
     wanted = total.log() - sides.mean(-1)
-    found = unevenness(layer.running_shares, *walked(layer))
+    found = unevenness(counted(layer, batch), batch)
+    assert counted(layer, batch) is layer.running_shares  # the batch counts once
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=0)
 
 
 def test_the_gradient_is_that_of_the_batch_at_the_running_mean():
     """Over batches of the same data, at the mean of all of them: the gradient for all samples together."""
     layer, x = forward(batch=400, estimator="even")  # whose paths are not random
-    running = update(None, *walked(layer))
+    running = update(None, node_shares(*walked(layer)))
     layer.zero_grad()
-    unevenness(running, *walked(layer)).sum().backward()
+    unevenness(running, node_shares(*walked(layer))).sum().backward()
     wanted = layer.node_weight.grad.clone()
     layer.zero_grad()
     for part in x.split(100):
         layer(part)
-        unevenness(running, *walked(layer)).sum().div(4).backward()
+        unevenness(running, node_shares(*walked(layer))).sum().div(4).backward()
     torch.testing.assert_close(layer.node_weight.grad, wanted)
 
 
@@ -104,12 +105,12 @@ def test_deeper_levels_remember_more_batches():
         (torch.randn(50, 1, 7), torch.randint(128, (50, 1)), torch.ones(50, 1)) for _ in range(2)
     )  # paths of depth 7
     one, other = node_shares(*first), node_shares(*second)
-    running = update(update(None, *first), *second)
+    running = update(update(None, node_shares(*first)), node_shares(*second))
     torch.testing.assert_close(running[:31], other[:31])
     torch.testing.assert_close(running[31:63], 0.25 * one[31:63] + 0.5 * other[31:63])  # 16 / 32 = 1 / 2
     torch.testing.assert_close(running[63:], 0.1875 * one[63:] + 0.25 * other[63:])
     empty = torch.zeros(0, 1, 7), torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, 1)
-    assert torch.equal(update(running, *empty), running)
+    assert torch.equal(update(running, node_shares(*empty)), running)
 
 
 def test_the_loss_is_least_for_halves_and_finite_for_nodes_without_samples():
@@ -168,13 +169,16 @@ def test_copies_and_reshaped_layers_start_from_a_mean_that_fits():
     import copy
 
     layer, x = forward()
+    fastff.balance_loss(layer)
     other = copy.deepcopy(layer)
     assert other.last_path is None
+    assert other.last_uncounted is None
     assert other.last_weight is None
     assert torch.equal(other.running_shares, layer.running_shares)
     fastff.regions.split_leaf_(layer, 0, x)
     assert layer.running_shares is None
     layer(x)
+    fastff.balance_loss(layer)
     assert layer.running_shares.shape == (layer.num_nodes, 2)
 
 

@@ -59,37 +59,34 @@ def check_shares(name: str, shares: object, nodes: int) -> None:
         raise ValueError(f"{name} must be finite, and 0 or more. Load the state of a training that has not diverged.")
 
 
-@torch.no_grad()
-def counted(layer: Any) -> Tensor:
-    """The running shares of an FFF, with the batch of its last training forward."""
+def counted(layer: Any, batch: Tensor) -> Tensor:
+    """The running shares of an FFF, with those of its last training forward, which count once."""
     if layer.last_uncounted is not None:
-        paths = layer.last_uncounted, layer.last_leaf, layer.last_weight
-        layer.running_shares, layer.last_uncounted = update(layer.running_shares, *paths), None
+        layer.running_shares, layer.last_uncounted = update(layer.running_shares, batch), None
     found: Tensor = layer.running_shares
     return found
 
 
 @torch.no_grad()
-def update(running: Tensor | None, logits: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
-    """The running mean after another batch; None before the first. It starts small: `unevenness` corrects that."""
-    new = node_shares(logits.detach(), leaf, weight)
+def update(running: Tensor | None, batch: Tensor) -> Tensor:
+    """The running mean after another batch's shares; None before the first. It starts small: see `unevenness`."""
+    new = batch.detach()
     # The layer may be reshaped, moved or converted by now.
     running = torch.zeros_like(new) if running is None or running.shape != new.shape else running.to(new)
     part = _by_level(running, lambda level: torch.full_like(level[:, :1], min(1.0, _NODES / len(level))))
-    # A NaN would never leave the mean, and an empty batch has no shares.
-    counts = new.isfinite().all() & (len(logits) > 0)
+    # A NaN would never leave the mean, and the shares of an empty batch are zeros.
+    counts = new.isfinite().all() & (new.sum() > 0)
     mean = torch.where(counts, running.lerp(new, part.expand_as(new)), running)
     # In place on a GPU: a CUDA graph reads and writes the same memory at every run. Autograd keeps no running mean.
     return running.copy_(mean) if mean.is_cuda and in_eager() and not running.is_inference() else mean
 
 
-def unevenness(running: Tensor, logits: Tensor, leaf: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
+def unevenness(running: Tensor, batch: Tensor, scale: float = 1.0) -> Tensor:
     """-(log a + log(1 - a)) / 2 of every node, a the share that goes right: (nodes,). `scale` scales the gradient.
 
-    The value is the running mean's, the gradient the last batch's: over many batches, the gradient for all their
-    samples. A node that no path has reached has the least value, log 2, and no gradient.
+    The value is the running mean's, the gradient that of the last batch's shares: over many batches, the gradient for
+    all their samples. A node that no path has reached has the least value, log 2, and no gradient.
     """
-    batch = node_shares(logits, leaf, weight)
     # All samples pass each level: its sum is the fraction of the mean filled by batches so far.
     total = _by_level(running, lambda level: level.sum().expand(len(level), 1))
     mean = running / total.clamp(min=torch.finfo(running.dtype).tiny)

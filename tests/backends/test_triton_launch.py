@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from fastff.backends import triton_launch
 from fastff.backends.triton_launch import Replay, launch_kernel, record
 
 
@@ -75,3 +76,38 @@ def test_a_thread_records_its_own_launches(tensors):
         launch_kernel(Kernel(), (1,), *given, BLOCK=1, PDL=False)
     launch_kernel(Kernel(), (1,), *given, BLOCK=1, PDL=False)
     assert len(launches) == 1
+
+
+def test_a_launch_like_an_earlier_one_does_not_ask_triton(tensors, monkeypatch):
+    """Other alignments, dtypes, options and special numbers are other kernels to Triton."""
+    asked = []
+
+    class Asked(Kernel):
+        def __getitem__(self, grid):
+            asked.append(grid)
+            return super().__getitem__(grid)
+
+    monkeypatch.setattr(triton_launch, "_jit_function", lambda: Asked)
+    monkeypatch.setattr(triton_launch, "current_gpu", lambda: 0)
+    monkeypatch.setattr(triton_launch, "current_stream", lambda index: 7 + index)
+    monkeypatch.setattr(triton_launch, "_compiled", {})
+    kernel, (x, y, weight, a, b) = Asked(), tensors.values()
+
+    def launch(x=x, batch=3, block=16):
+        launch_kernel(kernel, (batch, 2), x, weight, a, b, b, y, batch, BLOCK=block, PDL=True, num_warps=4)
+
+    launch()
+    assert not kernel.compiled.runs
+    launch()
+    launch(batch=5)
+    assert asked == [(3, 2)]
+    expected = (5, 2, 1, 7, "function", "metadata", None, None, None, x, weight, a, b, b, y, 5, 16, True)
+    assert all(
+        found is wanted or found == wanted for found, wanted in zip(kernel.compiled.runs[1], expected, strict=True)
+    )
+    for other in ({"batch": 1}, {"batch": 16}, {"batch": 2**31}, {"block": 32}, {"x": x.double()}, {"x": b[1:]}):
+        launch(**other)
+    assert len(asked) == 7
+    monkeypatch.setattr(triton_launch, "has_hooks", lambda: True)  # a profiler hears of launches by Triton alone
+    launch()
+    assert len(asked) == 8

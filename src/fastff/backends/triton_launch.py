@@ -1,7 +1,8 @@
-"""Launches of Triton kernels, which can be recorded and then repeated without asking Triton which kernel they mean.
+"""Launches of Triton kernels without asking Triton each time which compiled kernel they mean.
 
-Triton finds a compiled kernel by the types, alignments and values of all arguments: about 10 us of Python for each
-launch, where a kernel may run for 3. For a layer and a batch size the answer is always the same.
+Triton finds it by the types, alignments and values of all arguments: 10 to 50 us of Python for each launch, where a
+kernel may run for 3. Here, a launch like an earlier one finds its kernel by less (`launch_kernel`). And the launches of
+a whole pass can be recorded and then repeated, for a layer and a batch size (`Replay`).
 """
 
 import functools
@@ -12,16 +13,46 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from .._torch import current_gpu, current_stream
+
 _ALIGNMENT = 256  # bytes: as torch allocates
 _local = threading.local()
 
 
 def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """kernel[grid](*arguments, **options), recorded if this thread records."""
-    compiled = kernel[grid](*arguments, **options)
     recording = getattr(_local, "recording", None)
+    key: tuple[Any, ...] = ()
+    if recording is None and isinstance(kernel, _jit_function()):  # the interpreter's are not
+        key = _key(kernel, arguments, options)
+        compiled = _compiled.get(key)
+        if compiled is not None and not has_hooks():
+            names = kernel.arg_names[len(arguments) :]
+            run, stream, metadata = compiled.run, current_stream(key[1]), compiled.packed_metadata
+            values = [*arguments, *(options[name] for name in names)]
+            run(*(*grid, 1, 1)[:3], stream, compiled.function, metadata, None, None, None, *values)
+            return
+    compiled = kernel[grid](*arguments, **options)
     if recording is not None:
         recording.append(_Launch(kernel, compiled, grid, arguments, options))
+    elif key:
+        _compiled[key] = compiled
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}  # what Triton made for launches like these
+
+
+def _key(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """All by which Triton tells compiled kernels apart: types, whether 16 divides an address or a number, and ones."""
+    parts: list[Any] = [id(kernel), current_gpu(), *options.values()]
+    for value in arguments:
+        if isinstance(value, Tensor):
+            parts += value.dtype, value.data_ptr() % 16 == 0
+        elif type(value) is int:
+            parts.append((value == 1, value % 16 == 0, -(2**31) <= value < 2**31))
+        else:
+            parts.append(type(value))
+    return tuple(parts)
 
 
 class _Launch(NamedTuple):
@@ -96,6 +127,13 @@ def has_hooks() -> bool:
     runtime = _runtime()
     # None, or since Triton 3.5 a list of calls
     return any(getattr(hook, "calls", hook) for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook))
+
+
+@functools.cache
+def _jit_function() -> Any:
+    from triton.runtime.jit import JITFunction
+
+    return JITFunction
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from ..functional import mixture, walk
 from ..last_forward import recall
 from ..layer import FFF, fff_layers
 from ..ranks import Ranks, ranks_of
-from ..shares import counted, reach, unevenness
+from ..shares import counted, node_shares, reach, unevenness
 from ..tree import level_sizes, log_flow, log_reach, one_hot
 from ..visits import is_shed, leaf_mass, visits
 from ..visits import log_flow as log_flow_of_visits
@@ -78,18 +78,15 @@ def balance_loss(model: nn.Module, kind: Literal["node", "leaf"] = "node") -> Te
     After `fastff.parallel.synchronize_`, the samples of all ranks count, and all ranks must call this.
     """
     check_choice("kind", kind, ("node", "leaf"))
-    found = [(layer, logits) for _, layer, logits in last_logits(model)]
-    if kind == "leaf" and any(layer.decision == "sampled" for layer, _ in found):
+    found = [(layer, logits, _batch_shares(layer, logits)) for _, layer, logits in last_logits(model)]
+    if kind == "leaf" and any(layer.decision == "sampled" for layer, _, _ in found):
         raise ValueError('balance_loss of kind "leaf" needs all leaves; decision="sampled" sees one. Use kind="node".')
     ranks = ranks_of(model)
-    if ranks is None:
-        shares = [(_shares(layer, logits, kind), 1.0) for layer, logits in found]
-    else:
-        shares = _shares_of_all(ranks, found, kind)
+    shares = [(_shares(*one, kind), 1.0) for one in found] if ranks is None else _shares_of_all(ranks, found, kind)
     losses = []
-    for (layer, logits), (own, part) in zip(found, shares, strict=True):
+    for (layer, logits, batch), (own, part) in zip(found, shares, strict=True):
         if _batch(layer, logits) or ranks:
-            losses.append(_unevenness(layer, logits, own, kind, part))
+            losses.append(_unevenness(layer, batch, own, kind, part))
         if not _batch(layer, logits):
             losses.append(logits.sum())  # 0, for backward()
     return torch.stack(losses).sum()
@@ -100,10 +97,19 @@ def _batch(layer: FFF, logits: Tensor) -> int:
     return len(layer.last_leaf if is_shed(layer) and layer.last_leaf is not None else logits)
 
 
-def _shares(layer: FFF, logits: Tensor, kind: str) -> Tensor:
+def _batch_shares(layer: FFF, logits: Tensor) -> Tensor | None:
+    """The shares of every node in the last forward, if the layer sees paths: (nodes, 2)."""
+    if not sees_paths(layer):
+        return None
+    assert layer.last_leaf is not None
+    assert layer.last_weight is not None
+    return node_shares(logits, layer.last_leaf, layer.last_weight)
+
+
+def _shares(layer: FFF, logits: Tensor, batch_shares: Tensor | None, kind: str) -> Tensor:
     """The shares that the balance loss of a layer reads: means over the samples."""
-    if sees_paths(layer):
-        return counted(layer)  # (nodes, 2), without a gradient
+    if batch_shares is not None:
+        return counted(layer, batch_shares)  # (nodes, 2), without a gradient
     batch = max(_batch(layer, logits), 1)
     if is_shed(layer):
         assert layer.last_leaf is not None
@@ -124,23 +130,27 @@ def _log(count: int, like: Tensor) -> Tensor:
     return torch.full((), count, dtype=like.dtype, device=like.device).log()
 
 
-def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> list[tuple[Tensor, float]]:
+def _shares_of_all(
+    ranks: Ranks, found: list[tuple[FFF, Tensor, Tensor | None]], kind: str
+) -> list[tuple[Tensor, float]]:
     """The shares of all ranks' samples, and this rank's weight: 1 if all have equally many.
 
     The gradient comes from this rank's samples; its mean over the ranks is the full one.
     """
-    own = [_shares(layer, logits, kind) for layer, logits in found]
-    counts = torch.tensor([_batch(*one) for one in found], dtype=torch.float64, device=own[0].device)
+    own = [_shares(*one, kind) for one in found]
+    counts = torch.tensor(
+        [_batch(layer, logits) for layer, logits, _ in found], dtype=torch.float64, device=own[0].device
+    )
     parts = (counts / ranks.sum([counts])[0].clamp(min=1)).tolist()  # of all samples
-    logarithms = [kind == "node" and not sees_paths(layer) for layer, _ in found]
+    logarithms = [kind == "node" and batch is None for _, _, batch in found]
     zipped = [*zip(own, parts, logarithms, strict=True)]
     sums = iter(ranks.sum([s * part for s, part, log in zipped if not log]) if not all(logarithms) else ())
     logs = [s + (math.log(part) if part else -torch.inf) for s, part, log in zipped if log]
     log_sums = iter(ranks.log_sum(logs) if logs else ())
     shares = []
-    for (layer, _), (s, part, log) in zip(found, zipped, strict=True):
+    for (layer, _, batch), (s, part, log) in zip(found, zipped, strict=True):
         whole, scale = next(log_sums if log else sums), part * ranks.size
-        if sees_paths(layer):
+        if batch is not None:
             layer.running_shares = whole  # now equal on all ranks, and still the running mean of all samples
         elif part:
             change = s - s.detach()
@@ -150,12 +160,10 @@ def _shares_of_all(ranks: Ranks, found: list[tuple[FFF, Tensor]], kind: str) -> 
     return shares
 
 
-def _unevenness(layer: FFF, logits: Tensor, shares: Tensor, kind: str, scale: float) -> Tensor:
-    """The balance loss of a layer. `scale` multiplies the gradient of a sampled layer."""
-    if sees_paths(layer):
-        assert layer.last_leaf is not None
-        assert layer.last_weight is not None
-        return _mean_by_level(unevenness(shares, logits, layer.last_leaf, layer.last_weight, scale), layer.depth)
+def _unevenness(layer: FFF, batch_shares: Tensor | None, shares: Tensor, kind: str, scale: float) -> Tensor:
+    """The balance loss of a layer. `scale` multiplies the gradient of a layer that sees paths."""
+    if batch_shares is not None:
+        return _mean_by_level(unevenness(shares, batch_shares, scale), layer.depth)
     if kind == "leaf":
         return layer.num_leaves * (shares[0] * shares[1]).sum()
     shares = shares.masked_fill(shares[:, :1] == -torch.inf, 0)  # unvisited: the least value, and no gradient
