@@ -33,12 +33,15 @@ each weight: read twice, its gradient written, and 14 in dense AdamW.
 What the profile showed at depth 5. The first kernels took 1,246 us: 244 launches, where 70 were expected, a third of
 the time in operations on (batch, depth) numbers, in float32 copies of outputs and in the running shares; five sorts,
 140 us; products of 32 neurons with 768 columns at a sixth of the bandwidth, 45 us each, as a program had one tile of
-columns and waited for it; sums over spans that were too short, 130 us to add them up. Now one kernel has all walks and draws, one
-sort is left, alternatives give no output (triton_sampled.py), short rows stay while columns pass (13 us), and spans are
-four times as long: 254 us, 37 of them in AdamW. Tiles were chosen from 400 variants at depths 5, 8, 10 and 15.
+columns and waited for it; sums over spans that were too short, 130 us to add them up. Now one kernel has all walks and
+draws, one sort is left, alternatives give no output (triton_sampled.py), short rows stay while columns pass (13 us),
+and spans are four times as long: 254 us, 37 of them in AdamW. Tiles were chosen from 400 variants at depths 5, 8, 10
+and 15.
 """
 
 import argparse
+import contextlib
+import functools
 import multiprocessing
 import statistics
 import time
@@ -200,13 +203,27 @@ def timed(run: Callable[[], None], device: torch.device) -> float:
 
 def measure(o: argparse.Namespace) -> Iterator[list[dict[str, object]]]:
     """Rows: the eager ones of each depth, then the graphs' of each."""
+    depths, on_gpu = [int(depth) for depth in o.depths.split(",")], torch.device(o.device).type == "cuda"
+    if on_gpu:
+        with ProcessPoolExecutor(len(depths), multiprocessing.get_context("spawn")) as processes:
+            list(processes.map(functools.partial(compile_ahead, o), depths))
     eager = {}
-    for depth in map(int, o.depths.split(",")):
-        eager[depth] = measure_eager(o, depth)
-        yield eager[depth]
-    if torch.device(o.device).type == "cuda":
-        for depth, rows in eager.items():
-            yield measure_graphs(o, depth, rows)
+    for depth in depths:
+        if "eager" in o.modes:
+            eager[depth] = measure_eager(o, depth)
+            yield eager[depth]
+    for depth in depths:
+        if "graph" in o.modes and on_gpu:
+            yield measure_graphs(o, depth, eager.get(depth))
+
+
+def compile_ahead(o: argparse.Namespace, depth: int) -> None:
+    """Run each way once: kernels are then compiled, for all depths at the same time."""
+    x, grad = batch(o)
+    for name in names(o, depth):
+        if "-torch" not in name and not name.startswith("top1"):
+            with contextlib.suppress(Exception):  # it will be named when it is timed
+                Way(name, o, depth, x).step(x, grad)
 
 
 def measure_eager(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
@@ -219,7 +236,7 @@ def measure_eager(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
             way = Way(name, o, depth, x)
             for _ in range(2):
                 way.step(x, grad)
-            peaks[name] = peak(way, x, grad)
+            peaks[name] = round(peak(way, x, grad), 1)
             ways[name] = way
         except Exception as error:  # a compiler may raise anything
             refuse(depth, name, error)
@@ -230,11 +247,12 @@ def measure_eager(o: argparse.Namespace, depth: int) -> list[dict[str, object]]:
     return rows_of(o, depth, "eager", times, peaks)
 
 
-def measure_graphs(o: argparse.Namespace, depth: int, eager: list[dict[str, object]]) -> list[dict[str, object]]:
+def measure_graphs(o: argparse.Namespace, depth: int, eager: list[dict[str, object]] | None) -> list[dict[str, object]]:
     """Rows of the ways that ran in eager, each in a CUDA graph; in turns, or each in a process of its own."""
     torch.cuda.empty_cache()  # room for the other process
-    peaks = {str(row["way"]): float(str(row["peak_mb"])) for row in eager}
-    ways, times = [name for name in peaks if not asks_host(name)], {}
+    peaks = {str(row["way"]): float(str(row["peak_mb"])) for row in eager or ()}
+    tried = names(o, depth) if eager is None else peaks
+    ways, times = [name for name in tried if not asks_host(name)], {}
     try:
         times = apart(o, depth, ways)
     except Exception:  # such as the end of the process
@@ -282,7 +300,7 @@ def rows_of(
         row: dict[str, object] = {"way": name, "mode": mode, "depth": depth, "leaf_width": o.leaf_width}
         row |= {"features": o.features, "batch": o.batch, "dtype": o.dtype, "repetitions": o.repetitions}
         row |= {"least_ms": round(min(found), 3), "median_ms": round(medians[name], 3)}
-        row |= {"over_dense": round(medians[name] / dense, 4) if dense else "", "peak_mb": round(peaks[name], 1)}
+        row |= {"over_dense": round(medians[name] / dense, 4) if dense else "", "peak_mb": peaks.get(name, "")}
         rows.append(row)
         ratio = f"{row['over_dense']:.2f}x" if dense else ""
         print(f"{depth:>5} {name:<24} {mode:<6} {row['median_ms']:>9} ms {ratio:>7} {row['peak_mb']:>9} MB", flush=True)

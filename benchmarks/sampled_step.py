@@ -110,6 +110,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cuda: sampled_gpu.py says what is measured")
     parser.add_argument("--dtype", default="bfloat16", help="of the GPU's rows")
+    parser.add_argument("--modes", default="eager,graph", help="of a GPU")
     parser.add_argument("--depths", help="5,8; on a GPU 5,8,10,15")
     parser.add_argument("--ways", help="some of the ways, with commas between them")
     parser.add_argument("--leaf-width", type=int, default=32)

@@ -9,7 +9,15 @@ import torch
 from fastff.backends import triton_training
 
 pytest.importorskip("triton")
-SIZES = {"device": "cpu", "dtype": "float32", "features": 8, "leaf_width": 8, "batch": 20, "repetitions": 1}
+SIZES = {
+    "device": "cpu",
+    "dtype": "float32",
+    "features": 8,
+    "leaf_width": 8,
+    "batch": 20,
+    "repetitions": 1,
+    "modes": "eager,graph",
+}
 
 
 def options(ways="", depths="2", most_dense=40):
