@@ -18,25 +18,26 @@ Add `-compiled` to a way (in --ways) for the same under torch.compile, which tak
 
 Predictions for an H200 (4.3 TB/s, 790 TFLOP/s in bfloat16), bfloat16, batch 16384, 768 -> 768, leaves of 32, written
 before any run; milliseconds of forward, backward and optimizer in a graph, sampled as `mixture` with one alternative.
-`first`: the first kernels. `now`: after what their profile showed.
+`first`: the first kernels. `now`: after what their profile showed; at depths 8 and 10 with the profiler, and at depth
+15 an eager step with LazyAdamW.
 
                  dense                        sampled
     depth   floor   expected    found    floor   expected    first    now
         5    0.20       0.35     0.41     0.08       0.50      1.4   0.28
-        8    1.6        2.2               0.13       0.60      1.7
-       10    6.3        8.4               0.31       0.95      2.6
-       15  200           -         -      7.4       10        24
+        8    1.6        2.2      2.3      0.13       0.60      1.7   0.47
+       10    6.3        8.4      8.3      0.31       0.95      2.6   0.91
+       15  200           -         -      7.4       10        24     10
 
 Floors. Dense: 12 * batch * 768 * width FLOP. Sampled: twelve passes over (batch, 768) numbers, 0.3 GB, and 20 bytes for
 each weight: read twice, its gradient written, and 14 in dense AdamW.
 
-What the profile showed at depth 5. The first kernels took 1,246 us: 244 launches, where 70 were expected, a third of
-the time in operations on (batch, depth) numbers, in float32 copies of outputs and in the running shares; five sorts,
-140 us; products of 32 neurons with 768 columns at a sixth of the bandwidth, 45 us each, as a program had one tile of
-columns and waited for it; sums over spans that were too short, 130 us to add them up. Now one kernel has all walks and
-draws, one sort is left, alternatives give no output (triton_sampled.py), short rows stay while columns pass (13 us),
-and spans are four times as long: 254 us, 37 of them in AdamW. Tiles were chosen from 400 variants at depths 5, 8, 10
-and 15.
+What the profile showed at depth 5 (results/sampled_profile.csv). The first kernels took 1,246 us: 244 launches, where
+70 were expected, a third of the time in operations on (batch, depth) numbers, in float32 copies of outputs and in the
+running shares; five sorts, 140 us; products of 32 neurons with 768 columns at a sixth of the bandwidth, 45 us each, as
+a program had one tile of columns and waited for it; sums over spans that were too short, 130 us to add them up. Now one
+kernel has all walks and draws, one sort is left, alternatives give no output (triton_sampled.py), short rows stay while
+columns pass (13 us), and spans are four times as long: 254 us, 37 of them in AdamW. Tiles were chosen from 400 variants
+at depths 5, 8, 10 and 15.
 """
 
 import argparse
@@ -273,10 +274,8 @@ def apart(o: argparse.Namespace, depth: int, ways: list[str]) -> dict[str, list[
 def graph_times(o: argparse.Namespace, depth: int, ways: list[str]) -> dict[str, list[float]]:
     """Milliseconds of each run of each graph; the graphs take turns."""
     x, grad = batch(o)
-    runs: dict[str, Callable[[], None]] = {}
-    for name in ways:
-        way, own = Way(name, o, depth, x), x.detach().requires_grad_()
-        runs[name] = in_graph(lambda way=way, own=own: way.step(own, grad))  # type: ignore[misc]
+    made = {name: (Way(name, o, depth, x), x.detach().requires_grad_()) for name in ways}  # graphs do not keep these
+    runs = {name: in_graph(functools.partial(way.step, own, grad)) for name, (way, own) in made.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(1 + o.repetitions):
         for name, run in runs.items():

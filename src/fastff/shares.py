@@ -60,7 +60,7 @@ def check_shares(name: str, shares: object, nodes: int) -> None:
 
 
 def counted(layer: Any, batch: Tensor) -> Tensor:
-    """The running shares of an FFF, with those of its last training forward, which count once."""
+    """The running shares of an FFF, with its last training forward, which counts once."""
     if layer.last_uncounted is not None:
         layer.running_shares, layer.last_uncounted = update(layer.running_shares, batch), None
     found: Tensor = layer.running_shares
@@ -84,7 +84,7 @@ def update(running: Tensor | None, batch: Tensor) -> Tensor:
 def unevenness(running: Tensor, batch: Tensor, scale: float = 1.0) -> Tensor:
     """-(log a + log(1 - a)) / 2 of every node, a the share that goes right: (nodes,). `scale` scales the gradient.
 
-    The value is the running mean's, the gradient that of the last batch's shares: over many batches, the gradient for
+    The value is the running mean's, the gradient the last batch's: over many batches, the gradient for
     all their samples. A node that no path has reached has the least value, log 2, and no gradient.
     """
     # All samples pass each level: its sum is the fraction of the mean filled by batches so far.

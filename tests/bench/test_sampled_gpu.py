@@ -1,6 +1,7 @@
 """benchmarks/sampled_gpu.py: its ways on a small layer, without a GPU: kernels by Triton's interpreter, no graphs."""
 
 import argparse
+import weakref
 
 import pytest
 import sampled_gpu
@@ -89,3 +90,18 @@ def test_a_graph_that_fails_costs_its_way_alone(capsys):
     out = capsys.readouterr().out
     assert "depth 2, dense in a graph: skipped: RuntimeError: torch.cuda.Stream requires CUDA support" in out
     assert "top1-loop in a graph" not in out  # it asks the host
+
+
+def test_models_live_as_long_as_their_graphs(monkeypatch):
+    """A graph does not keep the memory of the parameters that it steps: a replay read what was freed."""
+    monkeypatch.setattr(triton_training, "takes", lambda *_: False)
+
+    def in_graph(run):
+        model, replay = weakref.ref(run.func.__self__), lambda: alive.append(model() is not None)
+        return replay
+
+    alive = []
+    monkeypatch.setattr(sampled_gpu, "in_graph", in_graph)
+    times = sampled_gpu.graph_times(options(), 2, ["dense", "sampled-even-1"])
+    assert alive == [True] * 4
+    assert [len(found) for found in times.values()] == [1, 1]

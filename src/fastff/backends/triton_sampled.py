@@ -1,6 +1,6 @@
 """A whole sampled step on a GPU: how its Triton kernels are launched, and how they make a pass with a gradient.
 
-The pass is that of sampled.py, for trees with nodes of width 1. It differs in how it gets there:
+The pass is the one in sampled.py, for trees with nodes of width 1. It differs in how it gets there:
 
 - One kernel walks the visited path and the alternatives, and draws (`walk`). One sort then puts the samples of each
   leaf side by side: visited leaves first, alternatives after them.
@@ -241,7 +241,7 @@ def _walk(
 def empty_walk(
     x: Tensor, weight: Tensor, bias: Tensor, uniforms: Tensor, temperature: Tensor, mixture: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Tensors like those of `walk`, without values."""
+    """Tensors as `walk` returns them, without values."""
     batch, alternatives, depth = x.shape[0], uniforms.shape[1], uniforms.shape[2] - 1
     entries = 1 + alternatives, batch
     logits = uniforms.new_empty(1 + alternatives * mixture, batch, depth)
@@ -288,7 +288,7 @@ def score_gradients(
     temperature: Tensor,
     mixture: bool,
 ) -> Tensor:
-    """The gradient of the logits before the temperature, given that of the scores and, from the losses, of `logits`.
+    """The gradient of the logits before the temperature, given the scores' gradient and, from the losses, the gradient of `logits`.
 
     All paths with logits: (paths, batch, depth). Without losses, the visited path of a mixture has none: zeros.
     """
