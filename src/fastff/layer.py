@@ -209,7 +209,7 @@ class FFF(nn.Module):
         paths: dict[str, Tensor | None] = {"last_path": path, "last_leaf": leaf, "last_weight": weight}
         # With all logits, the losses read no running mean.
         paths |= {"running_shares": None} if nodes is not None else {"last_uncounted": path.detach()}
-        remember(self, path, **paths, last_logits=nodes)
+        remember(self, output, **paths, last_logits=nodes)
         return output
 
     def soft(self, x: Tensor) -> Tensor:

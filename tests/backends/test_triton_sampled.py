@@ -161,6 +161,85 @@ def test_a_step_is_the_one_of_torch(depth, options, losses, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Let the kernels take CPU tensors, which the interpreter can run."""
+    monkeypatch.setattr(triton_training, "_can_run", lambda x: True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [3, 6])
+def test_compiled_equals_eager(depth, everywhere, monkeypatch):
+    """A compiler sees the kernels as operations."""
+    torch._dynamo.reset()
+    launched, real = [], launch._walk
+    monkeypatch.setattr(launch, "_walk", lambda *a: launched.append(1) or real(*a))
+    layer = make(depth=depth, decision="sampled", alternatives=2, dtype=torch.float32).to(DEVICE)
+    x, found = torch.randn(9, 5, device=DEVICE), []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(1)
+        layer.zero_grad()
+        x = x.detach().requires_grad_()
+        y = run(x)
+        (y.square().sum() + fastff.hardening_loss(layer)).backward()
+        found.append([y.detach(), layer.last_path.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    assert len(launched) == 2
+    for compiled, eager in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_backward_lets_go_of_the_graph(everywhere):
+    """The layer keeps the paths for losses, whose graph held all of the step's tensors until the next forward."""
+    layer = make(depth=3, decision="sampled", dtype=torch.float32).to(DEVICE)
+    layer(torch.randn(9, 5, device=DEVICE)).sum().backward()
+    assert not layer.last_path.requires_grad
+
+
+@pytest.mark.parametrize("learns", ["leaves", "tree", "x"])
+def test_parts_may_be_frozen(learns, everywhere):
+    """What learns has its full gradient, and nothing else has one."""
+    layer = make(depth=3, decision="sampled", dtype=torch.float32).to(DEVICE)
+    x, found = torch.randn(9, 5, device=DEVICE), []
+    for frozen in (False, True):
+        layer.zero_grad()
+        x = x.detach().requires_grad_(not frozen or learns == "x")
+        for p in layer.parameters():
+            own = "leaves" if any(p is leaf for leaf in layer.leaf_parameters()) else "tree"
+            p.requires_grad_(not frozen or own == learns)
+        torch.manual_seed(1)
+        layer(x).square().sum().backward()
+        found.append([p.grad for p in (x, *layer.parameters())])
+    for part, whole in zip(*reversed(found), strict=True):
+        assert part is None or torch.equal(part, whole)
+    kept = {"x": 1, "tree": len(layer.tree_parameters()), "leaves": len(layer.leaf_parameters())}[learns]
+    assert sum(part is not None for part in found[1]) == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [3, 6])
+def test_sparse_gradients_are_the_dense_ones(depth, everywhere):
+    layer = make(depth=depth, decision="sampled", dtype=torch.float32).to(DEVICE)
+    x, found = torch.randn(9, 5, device=DEVICE), []
+    for sparse in (False, True):
+        layer.zero_grad()
+        layer.sparse_gradients = sparse
+        torch.manual_seed(1)
+        layer(x).square().sum().backward()
+        found.append([p.grad.to_dense() for p in layer.parameters()])
+        assert layer.leaf_in_weight.grad.is_sparse == sparse
+    for dense, again in zip(*found, strict=True):
+        torch.testing.assert_close(again, dense, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_small_batches(batch, everywhere):
+    layer = make(depth=3, decision="sampled", dtype=torch.float32).to(DEVICE)
+    y = layer(torch.randn(batch, 5, device=DEVICE))
+    y.sum().backward()
+    assert y.shape == (batch, layer.out_features)
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
 AHEAD_OF_TIME = """
 import torch
 from fastff.backends import triton_sampled as launch, triton_sampled_kernels as kernels

@@ -211,8 +211,8 @@ _fake(
 )
 _fake(
     "fastff::leaf_product",
-    lambda rows, weight, bias, leaf, order, transposed: _empty(
-        rows, (weight, leaf), weight.shape[1 if transposed else 2]
+    lambda rows, weight, bias, leaf, order, transposed: rows.new_empty(
+        leaf.shape[0], weight.shape[1 if transposed else 2]
     ),
 )
 

@@ -53,8 +53,10 @@ def run(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, options: 
     hidden = apply(activation, *first)  # (entries, l)
     hidden = F.dropout(hidden, options.dropout) if options.dropout else hidden
     y = _Output.apply(hidden, leaves.out_weight, leaves.out_bias, scores, *groups, options.sparse)  # type: ignore[no-untyped-call]
-    known = len(logits)  # paths with logits
-    return Sampled(y, logits.transpose(0, 1), leaf[:known].T, share[:known].T, None)
+    walked, own = logits.transpose(0, 1), logits.shape[0]  # the paths with logits
+    # The layer keeps the logits, and AOTAutograd (torch 2.13) confuses the shapes of a view that leaves a graph.
+    walked = walked if in_eager() else walked.contiguous()
+    return Sampled(y, walked, leaf[:own].T, share[:own].T, None)
 
 
 class Walked(NamedTuple):
@@ -145,7 +147,7 @@ class _Output(torch.autograd.Function):
         sparse: bool,
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias, leaf, order, end)
-        ctx.sparse, ctx.batch = sparse, scores.shape[1]
+        ctx.sparse, ctx.paths, ctx.batch = sparse, 1 + scores.shape[0], scores.shape[1]
         batch = ctx.batch
         run = _operation(triton_segments.product, "leaf_product")
         found: Tensor = run(hidden[:batch], weight, bias, leaf[:batch], order[:batch], False)
@@ -158,7 +160,7 @@ class _Output(torch.autograd.Function):
         grad, batch = stored(grad), ctx.batch
         run = _operation(triton_segments.credit, "leaf_credit")
         d_hidden, dots = run(grad, weight, bias, hidden, leaf, order)
-        dots = dots.view(-1, batch)
+        dots = dots.view(ctx.paths, batch)
         d_scores = dots[1:] - dots[:1]
         d_weight = d_bias = None
         if ctx.needs_input_grad[1] or (bias is not None and ctx.needs_input_grad[2]):
@@ -288,7 +290,7 @@ def score_gradients(
     temperature: Tensor,
     mixture: bool,
 ) -> Tensor:
-    """The gradient of the logits before the temperature, given the scores' gradient and, from the losses, the gradient of `logits`.
+    """The gradient of the logits before the temperature, given the scores' and, from the losses, the one of `logits`.
 
     All paths with logits: (paths, batch, depth). Without losses, the visited path of a mixture has none: zeros.
     """
