@@ -9,7 +9,7 @@ examples/minilm.py, and so are all options that --help does not name, such as --
 is the training:
 
 - Larger batches and a higher rate. The rate and the end follow the clock (--seconds, for each size), a number of steps
-  (--steps), or whichever is further.
+  (--steps), or whichever ends first.
 - In every epoch, batches are composed anew, and half of the sentences are new mixtures: a part of a sentence, half the
   time followed by a part of another one.
 - The loss is 1 - cosine of the embeddings, plus the drift of the last states, plus --inputs times the mean drift of the
@@ -38,6 +38,7 @@ from minilm_controls import examples
 from torch import Tensor, nn
 
 import fastff
+from fastff.activations import apply
 from fastff.bench import rows as bench
 from fastff.layer import fff_layers
 from fastff.provenance import checkout
@@ -77,8 +78,8 @@ def visited(layer: fastff.FFF, x: Tensor) -> Tensor:
     room = -(-int(one_hot.sum(0).max()) // 32) * 32
     slot = leaf * room + place
     blocks = flat.new_zeros(layer.num_leaves * room, layer.in_features).index_copy(0, slot, flat)
-    blocks = blocks.view(layer.num_leaves, room, layer.in_features)
-    hidden = F.gelu(torch.baddbmm(layer.leaf_in_bias.unsqueeze(1), blocks, layer.leaf_in_weight.mT))
+    blocks = blocks.unflatten(0, (-1, room))  # (leaves, room, in)
+    hidden = apply(layer.activation, torch.baddbmm(layer.leaf_in_bias.unsqueeze(1), blocks, layer.leaf_in_weight.mT))
     out = torch.baddbmm(layer.leaf_out_bias.unsqueeze(1), hidden, layer.leaf_out_weight)  # (leaves, room, out)
     return out.flatten(0, 1).index_select(0, slot).reshape(*x.shape[:-1], layer.out_features)
 
@@ -87,26 +88,11 @@ class Pair:
     """A BERT encoder and its converted copy, which share all weights but the blocks'."""
 
     def __init__(self, dense: Any, layers: Sequence[fastff.FFF]) -> None:
-        config = dense.config
-        if (config.model_type, config.hidden_act) != ("bert", "gelu"):
-            raise SystemExit(
-                f"this loop computes BERT encoders with gelu; got {config.model_type} with {config.hidden_act}. Use "
-                "examples/minilm.py for others."
-            )
-        self.dense, self.layers = dense, layers
-        self.eps, self.heads = config.layer_norm_eps, config.num_attention_heads
+        self.dense, self.layers, self.heads = dense, layers, dense.config.num_attention_heads
         self.qkv = []
         for layer in dense.encoder.layer:
             parts = [getattr(layer.attention.self, name) for name in ("query", "key", "value")]
             self.qkv.append((torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])))
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        e = self.dense.embeddings
-        x = F.embedding(ids, e.word_embeddings.weight) + e.position_embeddings.weight[: ids.shape[1]]
-        return self.norm(x + e.token_type_embeddings.weight[0], e.LayerNorm)
-
-    def norm(self, x: Tensor, by: Any) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], by.weight, by.bias, self.eps)
 
     def run(self, x: Tensor, there: Tensor, converted: bool) -> tuple[list[Tensor], Tensor]:
         """The inputs of all blocks and the last states, from embedded tokens; there: where tokens are."""
@@ -116,14 +102,10 @@ class Pair:
         for i, layer in enumerate(self.dense.encoder.layer):
             q, k, v = F.linear(x, *self.qkv[i]).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
             mixed = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
-            out, up, down = layer.attention.output, layer.intermediate.dense, layer.output.dense
-            x = self.norm(F.linear(mixed, out.dense.weight, out.dense.bias) + x, out.LayerNorm)
+            x = layer.attention.output(mixed, x)
             seen.append(x)
-            if converted:
-                y = visited(self.layers[i], x)
-            else:
-                y = F.linear(F.gelu(F.linear(x, up.weight, up.bias)), down.weight, down.bias)
-            x = self.norm(y + x, layer.output.LayerNorm)
+            y = visited(self.layers[i], x) if converted else layer.output.dense(layer.intermediate(x))
+            x = layer.output.LayerNorm(y + x)
         return seen, x
 
     def loss(self, ids: Tensor, there: Tensor, inputs: float) -> tuple[Tensor, Tensor]:
@@ -135,11 +117,10 @@ class Pair:
             return ((ours - theirs) * weight).square().sum() / variance
 
         with torch.no_grad():
-            start = self.embedded(ids)
+            start = self.dense.embeddings(ids)
             theirs, last = self.run(start, there, converted=False)
         ours, last_ours = self.run(start, there, converted=True)
-        pooled = [(x * weight).sum(1) / weight.sum(1) for x in (last_ours, last)]
-        far = 1 - F.cosine_similarity(*pooled).mean()
+        far = 1 - F.cosine_similarity(*((x * weight).sum(1) / weight.sum(1) for x in (last_ours, last))).mean()
         parts = [far, drift(last_ours, last), sum(map(drift, ours, theirs)) / len(ours)]
         return parts[0] + parts[1] + inputs * parts[2], torch.stack([p.detach() for p in parts])
 
@@ -147,61 +128,46 @@ class Pair:
 # Text
 
 
-class Source:
-    """Batches of sentences of similar length; in every epoch other batches, and other mixtures of sentences."""
-
-    def __init__(self, ids: list[list[int]], batch: int, augment: float, device: str) -> None:
-        lengths = torch.tensor([len(one) for one in ids])
-        flat = torch.zeros(len(ids), minilm.TOKENS, dtype=torch.long)
-        flat[torch.arange(minilm.TOKENS) < lengths.unsqueeze(1)] = torch.tensor([token for one in ids for token in one])
-        self.ids, self.lengths, self.batch, self.augment = flat.to(device), lengths.to(device), batch, augment
-        self.queue: list[tuple[Tensor, Tensor]] = []
-        self.epochs = 0
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Token ids and where tokens are: (batch, tokens) each."""
-        if not self.queue:
-            self.epochs += 1
-            self.queue = self.epoch()
-        return self.queue.pop()
-
-    def epoch(self) -> list[tuple[Tensor, Tensor]]:
-        ids, lengths = self.mixed() if self.augment else (self.ids, self.lengths)
-        order = (lengths + torch.rand(len(lengths), device=lengths.device)).argsort()
-        parts = order[: len(order) // self.batch * self.batch].view(-1, self.batch)
+def endless(sentences: list[list[int]], size: int, augment: float, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of sentences of similar length, composed anew in every epoch: token ids, and where tokens are."""
+    lengths = torch.tensor([len(one) for one in sentences])
+    flat = torch.zeros(len(sentences), minilm.TOKENS, dtype=torch.long)
+    flat[torch.arange(minilm.TOKENS) < lengths.unsqueeze(1)] = torch.tensor([t for one in sentences for t in one])
+    own = flat.to(device), lengths.to(device)
+    while True:
+        ids, lengths = mixtures(*own, augment)
+        order = (lengths + torch.rand(len(lengths), device=device)).argsort()
+        parts = order[: len(order) // size * size].view(-1, size)
         longest = lengths[parts].amax(1).tolist()
-        made = []
         for i in torch.randperm(len(parts)).tolist():
-            size = min(minilm.TOKENS, -(-longest[i] // 8) * 8)  # attention's kernels like multiples of 8
-            there = torch.arange(size, device=ids.device) < lengths[parts[i]].unsqueeze(1)
-            made.append((ids[parts[i], :size], there))
-        return made
+            width = min(minilm.TOKENS, -(-longest[i] // 8) * 8)  # attention's kernels like multiples of 8
+            yield ids[parts[i], :width], torch.arange(width, device=device) < lengths[parts[i]].unsqueeze(1)
 
-    def mixed(self) -> tuple[Tensor, Tensor]:
-        """All sentences and their lengths, a share of them changed. First and last token stay what they are."""
-        count, device, tokens = len(self.ids), self.ids.device, minilm.TOKENS
 
-        def draw() -> Tensor:
-            return torch.rand(count, device=device)
+def mixtures(ids: Tensor, lengths: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Sentences (count, TOKENS) and their lengths, this share of them mixed. First and last token stay the same."""
+    if not share:
+        return ids, lengths
+    count, tokens = ids.shape
 
-        other = torch.randint(count, (count,), device=device)
-        inner, inner_other = self.lengths - 2, self.lengths[other] - 2  # between the first token and the last
-        joined = draw() < 0.5
-        part = ((0.3 + 0.7 * draw()) * inner).long().clamp_min(1)
-        first = (draw() * (inner - part + 1)).long()
-        part_other = (((0.3 + 0.7 * draw()) * inner_other).long() * joined).minimum(tokens - 2 - part)
-        first_other = (draw() * (inner_other - part_other + 1)).long()
-        at = torch.arange(tokens, device=device).expand(count, -1)
-        part, first, part_other, first_other = (x.unsqueeze(1) for x in (part, first, part_other, first_other))
-        made = self.ids.gather(1, (first + at).clamp(max=tokens - 1))  # at 1 is the first of the part
-        second = self.ids[other].gather(1, (first_other + at - part).clamp(0, tokens - 1))
-        made = torch.where(at > part, second, made)
-        made[:, 0] = self.ids[:, 0]
-        size = part + part_other + 2
-        end = self.ids.gather(1, self.lengths.unsqueeze(1) - 1)
-        made = torch.where(at == size - 1, end, made).masked_fill(at >= size, 0)
-        changed = (draw() < self.augment).unsqueeze(1)
-        return torch.where(changed, made, self.ids), torch.where(changed, size, self.lengths.unsqueeze(1)).squeeze(1)
+    def draw() -> Tensor:
+        return torch.rand(count, device=ids.device)
+
+    other = torch.randint(count, (count,), device=ids.device)
+    inner, inner_other = lengths - 2, lengths[other] - 2  # between the first token and the last
+    joined = draw() < 0.5
+    part = ((0.3 + 0.7 * draw()) * inner).long().clamp_min(1)
+    first = (draw() * (inner - part + 1)).long()
+    part_other = (((0.3 + 0.7 * draw()) * inner_other).long() * joined).minimum(tokens - 2 - part)
+    first_other = (draw() * (inner_other - part_other + 1)).long()
+    part, first, part_other, first_other = (x.unsqueeze(1) for x in (part, first, part_other, first_other))
+    at, size = torch.arange(tokens, device=ids.device).expand(count, -1), part + part_other + 2
+    made = ids.gather(1, (first + at).clamp(max=tokens - 1))  # at 1 is the first of the part
+    made = torch.where(at > part, ids[other].gather(1, (first_other + at - part).clamp(0, tokens - 1)), made)
+    made[:, 0] = ids[:, 0]
+    made = torch.where(at == size - 1, ids.gather(1, lengths.unsqueeze(1) - 1), made).masked_fill(at >= size, 0)
+    changed = draw() < share
+    return torch.where(changed.unsqueeze(1), made, ids), torch.where(changed, size.squeeze(1), lengths)
 
 
 # Training
@@ -215,7 +181,7 @@ def train_(
         p.requires_grad_(False)
     layers = [*fff_layers(model).values()]
     leaves = [p.requires_grad_() for layer in layers for p in layer.leaf_parameters()]
-    pair, source = Pair(dense, layers), Source(ids, o.batch, o.augment, o.device)
+    pair, source = Pair(dense, layers), endless(ids, o.batch, o.augment, o.device)
     optimizer = torch.optim.Adam(leaves, lr=o.rate, fused=True)
     history: list[dict[str, float]] = []
     begin, done, share, sums, since = time.time(), 0, 0.0, torch.zeros(3, device=o.device), 0
@@ -224,7 +190,7 @@ def train_(
         factor = min(1.0, 20 * share + 1 / (o.steps or 5000)) * (1 + math.cos(math.pi * share)) / 2
         optimizer.param_groups[0]["lr"] = o.rate * factor
         with products("high" if o.tf32 else "highest"):
-            loss, parts = pair.loss(*source.next(), o.inputs)
+            loss, parts = pair.loss(*next(source), o.inputs)
             optimizer.zero_grad()
             loss.backward()
         optimizer.step()
@@ -237,7 +203,7 @@ def train_(
             if not all(map(math.isfinite, row.values())):
                 raise SystemExit(f"the loss is not finite after {done} steps: {row}. Pass a lower --rate.")
             row["cosine"], _, row["overlap"] = validate()
-            history.append({"steps": done, "seconds": seconds, "epochs": source.epochs} | row)
+            history.append({"steps": done, "seconds": seconds} | row)
             minilm.say(", ".join(f"{name} {value:.5g}" for name, value in history[-1].items()))
     optimizer.zero_grad()
     for p in leaves:
@@ -274,6 +240,8 @@ def run(o: argparse.Namespace) -> None:
     held = minilm.batches(text.held_out, 32, text.pad, device=o.device)
     original = minilm.embed(dense, held)
     ids, kept = text.train[:-VALIDATION], text.train[-VALIDATION:]
+    if len(ids) < o.batch and not o.restore:
+        raise SystemExit(f"{len(ids)} sentences are left to train on, fewer than --batch {o.batch}. Pass more --sentences.")
     for depth, leaf_width in o.pairs:
         size, begin = f"{depth}x{leaf_width}", time.perf_counter()
         row: Row = {"model": minilm.name_of(o.model), "depth": depth, "leaf_width": leaf_width}

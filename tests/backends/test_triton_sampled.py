@@ -1,10 +1,12 @@
 """The kernels of a whole sampled step: each against torch, and the step against the one of torch operations."""
 
+import warnings
+
 import pytest
 import torch
 
 import fastff
-from fastff.backends import paths, triton_segments, triton_training
+from fastff.backends import ops, paths, triton, triton_segments, triton_training
 from fastff.backends import triton_sampled as launch
 from helpers import make, without_interpreter
 from triton_helpers import DEVICE
@@ -238,6 +240,69 @@ def test_small_batches(batch, everywhere):
     y.sum().backward()
     assert y.shape == (batch, layer.out_features)
     assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def operations(mixture):
+    """Each registered operation with its arguments."""
+    x, weight, bias, uniforms, temperature = given((9, 6, 3, 2), torch.float32)
+    walked = launch.Walked(*launch._walk(x, weight, bias, uniforms, temperature, mixture))
+    key, order = walked.key.flatten().sort(stable=True)
+    leaf, _ = launch._places(key, 8)
+    credit, losses = torch.randn_like(walked.share[1:]), torch.randn_like(walked.logits)
+    out, hidden = torch.randn(8, 4, 6, device=DEVICE), torch.randn(27, 4, device=DEVICE)
+    return {
+        "sampled_walk": (x, weight, bias, uniforms, temperature, mixture),
+        "sampled_places": (key, 8),
+        "score_gradients": (*walked[:1], *walked[2:], credit, losses, temperature, mixture),
+        "tree_inputs": (losses, walked.leaf, weight, x, 0),
+        "small_tree_outer": (x, losses, walked.leaf, weight, 0),
+        "leaf_credit": (x, out, torch.randn(8, 6, device=DEVICE), hidden, leaf, order),
+    }
+
+
+@pytest.mark.slow
+@estimators
+def test_opcheck(mixture):
+    for name, arguments in operations(mixture).items():
+        torch.library.opcheck(getattr(ops, name), arguments)
+
+
+@pytest.mark.slow
+def test_operations_read_numbers_however_they_are_stored():
+    """A compiler may pass views: with gaps, or with a bit that negates them."""
+    for name, arguments in operations(True).items():
+        run = getattr(ops, name)
+        for view in (lambda t: torch._neg_view(-t), lambda t: torch.stack([t, torch.zeros_like(t)], -1)[..., 0]):
+            floats = [isinstance(t, torch.Tensor) and t.is_floating_point() for t in arguments]
+            views = [view(t) if is_float else t for t, is_float in zip(arguments, floats, strict=True)]
+            torch.testing.assert_close(run(*views), run(*arguments), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_torch_operations_replace_a_kernel_that_fails(everywhere, monkeypatch):
+    """One warning for each part, and the same step."""
+    layer = make(depth=3, decision="sampled", dtype=torch.float32).to(DEVICE)
+    x, found = torch.randn(9, 5, device=DEVICE), []
+    monkeypatch.setattr(triton, "_failures", {})
+    for fails in (False, True):
+        for module in (launch, triton_segments) if fails else ():
+            monkeypatch.setattr(module, "launch_kernel", broken)
+        torch.manual_seed(1)
+        layer.zero_grad()
+        x = x.detach().requires_grad_()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            y = layer(x)
+            y.square().sum().backward()
+        found.append([y.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    parts = {str(w.message).split("(")[1].split(")")[0] for w in warned if "Torch operations run" in str(w.message)}
+    assert parts >= {"paths", "places", "scores", "credit", "product", "outer", "input gradient", "node gradient"}
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def broken(*_, **__):
+    raise RuntimeError("Triton Error [CUDA]: out of resource")
 
 
 AHEAD_OF_TIME = """

@@ -232,7 +232,8 @@ def _walk(
         with torch.cuda.device_of(x):
             launch_kernel(
                 sample_paths, (-(-batch // options["BM"]),),
-                x, stored(weight), stored(bias), uniforms, temperature, logits, key, leaf, share, level, batch, leaves,
+                x, stored(weight), stored(bias), uniforms, stored(temperature), logits, key, leaf, share, level, batch,
+                leaves,
                 # With two levels, Triton 3.6 cannot compile the running sums.
                 IN=x.shape[1], DEPTH=depth, LEVELS=max(8, power_of_two(depth)), ALTERNATIVES=alternatives,
                 MIXTURE=mixture, TOP=top, BK=max(16, min(128 if top <= _TOP else 64, width)), **options,
@@ -323,13 +324,13 @@ def _score_gradients(
 ) -> Tensor:
     from .triton_sampled_kernels import score_gradients
 
-    (_, batch, depth), out = logits.shape, torch.empty_like(logits)
+    (_, batch, depth), out = logits.shape, logits.new_empty(logits.shape)
     if batch:
         with torch.cuda.device_of(out):
             launch_kernel(
                 score_gradients, (-(-batch // 64),),
-                logits, leaf, share, level, stored(credit), logits if losses is None else stored(losses), temperature,
-                out, batch,
+                stored(logits), leaf, stored(share), level, stored(credit),
+                logits if losses is None else stored(losses), stored(temperature), out, batch,
                 DEPTH=depth, LEVELS=max(2, power_of_two(depth)), ALTERNATIVES=len(level), MIXTURE=mixture,
                 WALKED=losses is not None, BM=64, num_warps=4,
             )  # fmt: skip
@@ -362,7 +363,7 @@ def _tree_inputs(grad: Tensor, leaf: Tensor, weight: Tensor, given: Tensor | Non
         with torch.cuda.device_of(out):
             launch_kernel(
                 tree_inputs, (-(-batch // 32) * blocks,),
-                weight, stored(grad), leaf, out if given is None else given, out, batch, blocks,
+                weight, stored(grad), leaf, out if given is None else stored(given), out, batch, blocks,
                 IN=features, DEPTH=depth, PATHS=known, FROM=start, GIVEN=given is not None, TOP=_top(weight, depth),
                 PRECISION=gradient_precision(weight), BM=32, BN=columns, num_warps=4,
             )  # fmt: skip
