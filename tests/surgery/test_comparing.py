@@ -199,6 +199,7 @@ def never():
         ({"quality": 3}, TypeError, "quality must be a function; got 3"),
         ({"held_out": []}, ValueError, "empty list"),
         ({"held_out": [torch.randn(5, 3)], "data": never()}, ValueError, "the model does not run on held_out=: Given"),
+        ({"timed": torch.randn(5, 3), "data": never()}, ValueError, "the model does not run on timed=: Given"),
         ({"filter": "nothing"}, ValueError, "the filter excludes all 2"),
     ],
 )
@@ -206,6 +207,13 @@ def test_errors_come_before_any_work(change, error, said):
     options = {"model": small(), "sizes": [(2, 6)], "data": DATA, **QUICK, **change}
     with pytest.raises(error, match=said):
         fastff.surgery.compare(**options)
+
+
+def test_blocks_that_the_filter_leaves_out():
+    options = {"steps": 0, "methods": ["FFF"], "filter": "0.mlp", **QUICK}
+    found = fastff.surgery.compare(small(), [(2, 6)], DATA, **options)
+    assert [one.name for one in found.skipped] == ["1.mlp"]
+    assert "left out: 1.mlp" in str(found)
 
 
 def test_float16_cannot_be_distilled():

@@ -8,6 +8,7 @@ import pytest
 
 from fastff.surgery import Compared, Comparison
 from fastff.surgery.comparison import check_picture
+from fastff.surgery.report import Skipped
 
 
 def row(method, size, quality, speedup, **more):
@@ -46,6 +47,14 @@ def test_the_table():
     assert "int8 48: by torch, dynamic" in lines
     busy = Comparison([row("original", "48", 1.0, 1.0, other_load=1.5)], "match")
     assert "kept up to 1.5 cores busy" in str(busy)
+
+
+def test_blocks_that_were_left_out_are_named():
+    """A comparison of half a model looked like one of the whole."""
+    skipped = [Skipped(f"layers.{i}.mlp", "excluded by the filter") for i in range(5)]
+    found = Comparison(ROWS, "match", skipped=skipped)
+    assert "left out: layers.0.mlp, layers.1.mlp, layers.2.mlp, ... (excluded by the filter)." in str(found)
+    assert len(json.loads(found.to_json())["skipped"]) == 5
 
 
 def test_exports_have_every_column():

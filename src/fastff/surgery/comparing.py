@@ -96,15 +96,16 @@ def compare(
             raise TypeError(f"{what} must be a function; got {function!r} of type {type(function).__name__}.")
     globs = check_filter(filter)
     original = copy.deepcopy(model).eval().requires_grad_(False)
-    blocks, _ = choose(original, example, globs)
+    blocks, skipped = choose(original, example, globs)
     _check_blocks(pairs, blocks, steps)
     held = [*batches(held_out)]
     if not held:
         raise ValueError("held_out holds no batch. Pass batches that are not in data.")
     with evaluation_mode(original):  # before the data, which may take minutes
         run_on(original, held[0], at="held_out=")
+        inputs = timed_batches(Batches(held) if timed is None else timed)
+        run_on(original, inputs[0], at="held_out=" if timed is None else "timed=")
     train = _read(original, blocks, data, samples, steps)
-    inputs = timed_batches(Batches(held) if timed is None else timed)
     name = "match" if quality is None else getattr(quality, "__name__", type(quality).__name__)
     settings = {
         "model": f"{type(model).__name__} {fingerprint([original, [(b.name, b.activation) for b in blocks]])}",
@@ -150,7 +151,7 @@ def compare(
             if path is not None:
                 write_rows(path, settings, done)
     made = {(row.method, row.size): row for row in done}
-    return Comparison([made[task[:2]] for task in wanted], name, lower_is_better, settings)
+    return Comparison([made[task[:2]] for task in wanted], name, lower_is_better, settings, skipped)
 
 
 class Batches:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .controls import ORIGINAL
-from .report import table
+from .report import Skipped, table
 
 # Of each method, in the order of legends.
 COLORS = {ORIGINAL: "#000000", "FFF": "#1b6ca8", "FFF int8": "#56b4e9", "dense": "#7f7f7f", "dense int8": "#bdbdbd"}
@@ -73,13 +73,14 @@ class Comparison:
     """The rows of a comparison; str() gives a table, `plot` a picture.
 
     quality: the name of the quality measure. lower_is_better: whether lower values of it are better. settings: how
-    the rows were made, as plain numbers and strings.
+    the rows were made, as plain numbers and strings. skipped: blocks that are left out, and why.
     """
 
     rows: list[Compared]
     quality: str
     lower_is_better: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    skipped: Sequence[Skipped] = ()
 
     @property
     def front(self) -> list[Compared]:
@@ -111,6 +112,9 @@ class Comparison:
         better = "lower" if self.lower_is_better else "higher"
         said = [f"{self.quality}: on held-out data, {better} is better." + " fitted: before distillation." * distilled]
         said.append("neurons, FLOPs: of a block, for one token. block, model: time of the timed batch.")
+        if self.skipped:
+            names = ", ".join(one.name for one in self.skipped[:3]) + ", ..." * (len(self.skipped) > 3)
+            said.append(f"left out: {names} ({self.skipped[0].why}).")
         said.append("speed-up: over the original, timed in turn. front: no other row is as good and a faster model.")
         load = max((row.other_load or 0.0 for row in self.rows), default=0.0)
         if load > 0.2:
@@ -129,6 +133,7 @@ class Comparison:
     def to_json(self) -> str:
         """The rows and settings as JSON."""
         about = {"quality": self.quality, "lower_is_better": self.lower_is_better, "settings": dict(self.settings)}
+        about["skipped"] = [one._asdict() for one in self.skipped]
         return json.dumps(about | {"rows": self.records()}, indent=2)
 
     def to_csv(self) -> str:
