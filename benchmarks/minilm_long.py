@@ -8,16 +8,15 @@
 examples/minilm.py, and so are all options that --help does not name, such as --sizes, --steps or --rate. What differs
 is the training:
 
-- Larger batches and a higher rate. The rate and the end follow the clock (--seconds, for each size), a number of steps
+- Larger batches and a higher rate. Rate and end follow the clock (--seconds, for each size), a number of steps
   (--steps), or whichever ends first.
 - In every epoch, batches are composed anew, and half of the sentences are new mixtures: a part of a sentence, half the
   time followed by a part of another one.
-- The loss is 1 - cosine of the embeddings, plus the drift of the last states, plus --inputs times the mean drift of the
-  inputs of all blocks. In examples/minilm.py the last weight is 1. Here no drift counts padding, and the variance is
-  about the mean of each feature.
-- The forward pass launches few kernels: all leaves of a layer run in one batched product. --tf32 lets products round to
-  TF32, except for routing, validation and comparison.
-- The last 1000 training sentences are for validation, ten times in a run. Held-out text is read at the end.
+- In the loss, the inputs of the blocks have 4 times the weight, and padding has none. The variance is about the mean of
+  each feature.
+- All leaves of a layer run in one batched product. --tf32 lets products round to TF32, except for routing, validation
+  and comparison.
+- The last 1000 training sentences are for validation, ten times in a run. Held-out text measures the result alone.
 """
 
 import argparse
@@ -109,7 +108,8 @@ class Pair:
         return seen, x
 
     def loss(self, ids: Tensor, there: Tensor, inputs: float) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and its parts: 1 - cosine, last states, inputs of the blocks. inputs: their weight."""
+        """The loss of a batch, and its parts: 1 - cosine, drift of the last states and, with weight `inputs`, of all
+        blocks' inputs on average."""
         weight, count = there.unsqueeze(2).float(), there.sum()
 
         def drift(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -205,9 +205,6 @@ def train_(
             row["cosine"], _, row["overlap"] = validate()
             history.append({"steps": done, "seconds": seconds} | row)
             minilm.say(", ".join(f"{name} {value:.5g}" for name, value in history[-1].items()))
-    optimizer.zero_grad()
-    for p in leaves:
-        p.requires_grad_(False)
     return history
 
 
@@ -241,7 +238,7 @@ def run(o: argparse.Namespace) -> None:
     original = minilm.embed(dense, held)
     ids, kept = text.train[:-VALIDATION], text.train[-VALIDATION:]
     if len(ids) < o.batch and not o.restore:
-        raise SystemExit(f"{len(ids)} sentences are left to train on, fewer than --batch {o.batch}. Pass more --sentences.")
+        raise SystemExit(f"{len(ids)} training sentences make no batch of {o.batch}. Pass more --sentences.")
     for depth, leaf_width in o.pairs:
         size, begin = f"{depth}x{leaf_width}", time.perf_counter()
         row: Row = {"model": minilm.name_of(o.model), "depth": depth, "leaf_width": leaf_width}

@@ -1,7 +1,7 @@
 """Tables of trained models: minilm*.csv, language.csv, language_choice.csv and int8_accuracy.csv."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rows import Row, matching, mean, read, table
 
@@ -10,9 +10,18 @@ PARTS = [(part, batch) for part in ("blocks", "model") for batch in (1, 32)]
 
 
 def minilm() -> str:
+    return models(read("minilm"))
+
+
+def minilm_long() -> str:
+    """The last row of each size: the one with times, if there is one."""
+    return models({tree(row): row for row in read("minilm_long")}.values())
+
+
+def models(rows: Iterable[Row]) -> str:
     header = ["FFF", "neurons used", "steps", "cosine", "overlap@10"]
     header += [f"{part}, {batch} x 64" for part, batch in PARTS]
-    order = sorted(read("minilm"), key=lambda row: (-int(row["neurons"]), int(row["depth"]), int(row["steps"])))
+    order = sorted(rows, key=lambda row: (-int(row["neurons"]), int(row["depth"]), int(row["steps"])))
     body = []
     for row in order:
         cells = [f"{row['neurons']} of {row['dense_neurons']}", row["steps"]]
@@ -185,6 +194,7 @@ def int8_minilm() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "minilm": minilm,
+    "minilm-long": minilm_long,
     "minilm-controls": minilm_controls,
     "minilm-compare": minilm_compare,
     "minilm-shared": minilm_shared,
