@@ -36,8 +36,8 @@ What the profile showed at depth 5 (results/sampled_profile.csv). The first kern
 running shares; five sorts, 140 us; products of 32 neurons with 768 columns at a sixth of the bandwidth, 45 us each, as
 a program had one tile of columns and waited for it; sums over spans that were too short, 130 us to add them up. Now one
 kernel has all walks and draws, one sort is left, alternatives give no output (triton_sampled.py), short rows stay while
-columns pass (13 us), and spans are four times as long: 254 us, 37 of them in AdamW. Tiles were chosen from 400 variants
-at depths 5, 8, 10 and 15.
+columns pass (13 us), and spans are four times as long: 254 us, 37 of them in AdamW. Tiles were chosen from about
+400 variants at depths 5, 8, 10 and 15, whose times were not kept.
 """
 
 import argparse

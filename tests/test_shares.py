@@ -172,7 +172,7 @@ def test_copies_and_reshaped_layers_start_from_a_mean_that_fits():
     fastff.balance_loss(layer)
     other = copy.deepcopy(layer)
     assert other.last_path is None
-    assert other.last_uncounted is None
+    assert not other.shares_due
     assert other.last_weight is None
     assert torch.equal(other.running_shares, layer.running_shares)
     fastff.regions.split_leaf_(layer, 0, x)

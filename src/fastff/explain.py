@@ -7,6 +7,7 @@ from torch import Tensor
 from . import functional
 from ._torch import is_dtensor
 from .backends import BACKENDS, choose, paths, reference, shed, triton_training
+from .backends.choice import chosen
 from .layer import FFF
 from .sampling import most_alternatives
 from .tensors import SoftOptions, no_autocast
@@ -54,12 +55,12 @@ def explain(layer: FFF, x: Tensor) -> Explanation:
 
 
 def _sampled(layer: FFF, x: Tensor) -> Explanation:
-    """Sampled training has no choice but torch operations and, by name, its Triton kernels."""
+    """Sampled training runs in Triton kernels on a GPU, else in torch operations."""
     with no_autocast(x):
         rows = functional.flatten(x, layer.node_weight).to(layer.node_weight.dtype)
         triton = triton_training.takes(layer.activation, rows, *layer.tree, *layer.leaves)
         alternatives = min(layer.alternatives, most_alternatives(layer.depth))
-        few = paths.are_few(rows, layer.tree, layer.activation, alternatives)
+        few = paths.are_few(rows, layer.tree, alternatives)
     others = f"{alternatives} other{'s' * (alternatives > 1)}"
     how = f"each sample runs the leaf that it visits; for the tree's gradient {others}"
     how += ", and all nodes in one product" if few else ", and the nodes on the way"
@@ -69,5 +70,7 @@ def _sampled(layer: FFF, x: Tensor) -> Explanation:
     if costs_known and shed.is_dense(1 + alternatives, 1, layer.leaves):
         how += f"; all {layer.num_leaves} leaves would take no longer: use decision='straight_through'"
     if triton:
-        return Explanation("sampled", "triton", "chosen by fastff.backend('triton')", how)
-    return Explanation("sampled", "aten", "auto: kernels run on a GPU with fastff.backend('triton')", how)
+        reason = "auto: the fastest on cuda" if chosen() == "auto" else "chosen by fastff.backend('triton')"
+        return Explanation("sampled", "triton", reason, how)
+    reason = "auto: its kernels need a GPU" if chosen() == "auto" else f"chosen by fastff.backend({chosen()!r})"
+    return Explanation("sampled", "aten", reason, how)

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from ._torch import has_escaped, in_backward, in_eager, in_transform
 
-_SOFT, _SAMPLED = ("last_logits", "last_mixture"), ("last_path", "last_leaf", "last_weight", "last_uncounted")
+_SOFT, _SAMPLED = ("last_logits", "last_mixture"), ("last_path", "last_leaf", "last_weight", "shares_due")
 _SHED = ("last_visits", "last_reach", "last_node")
 LAST = (*_SOFT, *_SAMPLED, *_SHED)  # the attributes
 
 
-def remember(layer: nn.Module, source: Tensor, **tensors: Tensor | None) -> None:
+def remember(layer: nn.Module, source: Tensor, **values: Tensor | bool | None) -> None:
     """Set these attributes of a layer, in place of the previous forward's.
 
     `source` is the tensor they are computed from. Every backward through the layer's output passes it.
     """
     if in_eager() and in_backward():
         return  # a recomputation by gradient checkpointing; the losses have read the first forward
-    for name, tensor in tensors.items():
-        setattr(layer, name, tensor)
+    for name, value in values.items():
+        setattr(layer, name, value)
     if in_eager():
-        for name in (name for name, tensor in tensors.items() if tensor is not None):
+        for name in (name for name, value in values.items() if isinstance(value, Tensor)):
             release_after_backward(layer, name, source)
 
 

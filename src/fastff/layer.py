@@ -87,7 +87,7 @@ class FFF(nn.Module):
     last_path: Tensor | None = None  # of the last sampled pass: the logits of `Sampled`, their leaves and weights
     last_leaf: Tensor | None = None
     last_weight: Tensor | None = None
-    last_uncounted: Tensor | None = None  # last_path, until the running shares have it
+    shares_due: bool | None = None  # whether the running shares lack the last forward's
     last_visits: Tensor | None = None  # of the last pass with epsilon > 0: the logits of `Shed`, their reach and nodes
     last_reach: Tensor | None = None
     last_node: Tensor | None = None
@@ -206,10 +206,9 @@ class FFF(nn.Module):
         sparse = self.sparse_gradients and not self.sharing and not is_compiling()
         options |= {"alternatives": alternatives, "estimator": self.estimator, "sparse": sparse}
         output, path, leaf, weight, nodes = functional.sampled(x, self.tree, leaves, **options)
-        paths: dict[str, Tensor | None] = {"last_path": path, "last_leaf": leaf, "last_weight": weight}
-        # With all logits, the losses read no running mean.
-        paths |= {"running_shares": None} if nodes is not None else {"last_uncounted": path.detach()}
-        remember(self, output, **paths, last_logits=nodes)
+        paths = {"last_path": path, "last_leaf": leaf, "last_weight": weight}
+        shares = self.running_shares if nodes is None else None  # with all logits, the losses read no running mean
+        remember(self, output, **paths, last_logits=nodes, running_shares=shares, shares_due=nodes is None)
         return output
 
     def soft(self, x: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ class _Lazy(torch.optim.Optimizer):
         rows, gap = rows[late], gap[late].double()
         for name, factor in self._factors(group).items():
             _scale(state[name], rows, factor**gap)
-        if group["weight_decay"]:
+        if group["weight_decay"] or state["decay"] != 0:  # it may have been set to 0 meanwhile
             _scale(parameter, rows, (state["decay"] - state["decayed"][rows]).exp())
         state["last"][rows] = int(state["step"])
         state["decayed"][rows] = state["decay"]

@@ -61,8 +61,8 @@ def check_shares(name: str, shares: object, nodes: int) -> None:
 
 def counted(layer: Any, batch: Tensor) -> Tensor:
     """The running shares of an FFF, with its last training forward, which counts once."""
-    if layer.last_uncounted is not None:
-        layer.running_shares, layer.last_uncounted = update(layer.running_shares, batch), None
+    if layer.shares_due:
+        layer.running_shares, layer.shares_due = update(layer.running_shares, batch), False
     found: Tensor = layer.running_shares
     return found
 

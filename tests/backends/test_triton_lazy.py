@@ -21,6 +21,8 @@ def steps(layer, sparse, options):
     optimizer = LazyAdamW(layer, 0.1, **options)
     for step in range(6):
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        if step == 4:  # rows still have the decay of the steps that they missed
+            optimizer.param_groups[0]["weight_decay"] = 0.0
         visited = torch.randperm(8, device=DEVICE)[: 8 if step == 3 else 3].sort().values
         for p in layer.leaf_parameters():
             values = torch.randn(len(visited), *p.shape[1:], device=DEVICE).to(p.dtype)
@@ -34,7 +36,7 @@ def steps(layer, sparse, options):
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "options", [{}, {"betas": (0.0, 0.9), "weight_decay": 0.0}, {"weight_decay": 0.5, "eps": 1e-3}]
+    "options", [{}, {"betas": (0.0, 0.9999), "weight_decay": 0.0}, {"weight_decay": 0.5, "eps": 1e-3}]
 )
 def test_steps_are_those_of_torch(options, dtype, sparse, monkeypatch):
     """To rounding: torch stores a row twice where it has missed steps, after its decay and after the step."""

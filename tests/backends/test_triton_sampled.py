@@ -7,7 +7,7 @@ import torch
 
 import fastff
 from fastff.backends import ops, paths, triton, triton_segments, triton_training
-from fastff.backends import triton_sampled as launch
+from fastff.backends import triton_sampled_launch as launch
 from helpers import make, without_interpreter
 from triton_helpers import DEVICE
 
@@ -91,7 +91,7 @@ def test_gradients_of_a_tree_are_those_of_torch(size, dtype, mixture, losses, to
         arguments = (grad, walked.leaf, weight, before, start)
         same([launch._tree_inputs(*arguments)], [torch_alone(launch.tree_inputs, *arguments)], dtype)
     arguments = (x, grad, walked.leaf, weight, start)
-    if len(weight) < 32:
+    if len(weight) < launch.SMALL:
         same(launch._small_tree_outer(*arguments), torch_alone(launch.small_tree_outer, *arguments), dtype)
 
 
@@ -195,6 +195,13 @@ def test_backward_lets_go_of_the_graph(everywhere):
     layer = make(depth=3, decision="sampled", dtype=torch.float32).to(DEVICE)
     layer(torch.randn(9, 5, device=DEVICE)).sum().backward()
     assert not layer.last_path.requires_grad
+
+
+def test_few_nodes_are_all_seen(everywhere):
+    """The losses read all logits, as on a CPU: kernels once left them the paths alone."""
+    layer = make(64, 3, depth=3, decision="sampled", dtype=torch.float32).to(DEVICE)
+    layer(torch.randn(9, 64, device=DEVICE)).sum().backward()
+    assert layer.last_logits.shape == (9, 7)
 
 
 @pytest.mark.parametrize("learns", ["leaves", "tree", "x"])
@@ -307,7 +314,7 @@ def broken(*_, **__):
 
 AHEAD_OF_TIME = """
 import torch
-from fastff.backends import triton_sampled as launch, triton_sampled_kernels as kernels
+from fastff.backends import triton_sampled_kernels as kernels, triton_sampled_launch as launch
 from fastff.backends import triton_segment_kernels, triton_segments
 from triton_build import WithoutSpills
 

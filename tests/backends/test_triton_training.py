@@ -5,7 +5,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import fastff
-from fastff.backends import available, paths, triton, triton_paths, triton_sampled, triton_segments, triton_training
+from fastff.backends import (
+    available,
+    paths,
+    triton,
+    triton_paths,
+    triton_sampled_launch,
+    triton_segments,
+    triton_training,
+)
 from fastff.tree import level_sizes
 from helpers import make, relative_error
 from triton_helpers import DEVICE
@@ -60,7 +68,7 @@ def steps(layer, run, x):
     return found
 
 
-OPTIONS = [  # what triton_sampled.py does not take, so that parts run
+OPTIONS = [  # what triton_sampled_launch.py does not take, so that parts run
     {"transposition": 0.3},
     {"transposition": 0.1, "estimator": "even", "bias": False},
     {"alternatives": 2, "activation": "swiglu", "transposition": 0.2, "dropout": 0.1},
@@ -173,7 +181,7 @@ def unseen(launch):
 @pytest.mark.parametrize("depth", [3, 8])
 def test_no_tensor_grows_with_the_number_of_leaves(everywhere, depth, monkeypatch):
     """The parts of sums over spans, too: their room depends on the batch and on the width alone."""
-    for module in (triton_segments, triton_paths, triton_sampled):
+    for module in (triton_segments, triton_paths, triton_sampled_launch):
         monkeypatch.setattr(module, "launch_kernel", unseen(module.launch_kernel))
     layer = fastff.FFF(9, 7, depth=depth, leaf_width=2, decision="sampled").to(DEVICE)
     with Sizes(layer) as sizes:
@@ -304,8 +312,8 @@ def test_inductor_on_a_gpu(skew):
 
 @gpu
 def test_auto_runs_the_kernels_on_a_gpu(monkeypatch):
-    launched, real = [], triton_sampled._walk
-    monkeypatch.setattr(triton_sampled, "_walk", lambda *a: launched.append(1) or real(*a))
+    launched, real = [], triton_sampled_launch._walk
+    monkeypatch.setattr(triton_sampled_launch, "_walk", lambda *a: launched.append(1) or real(*a))
     layer, x = on_gpu()
     layer(x).sum().backward()
     assert launched

@@ -52,9 +52,11 @@ def test_the_table():
 def test_blocks_that_were_left_out_are_named():
     """A comparison of half a model looked like one of the whole."""
     skipped = [Skipped(f"layers.{i}.mlp", "excluded by the filter") for i in range(5)]
+    skipped.append(Skipped("head", "too narrow"))
     found = Comparison(ROWS, "match", skipped=skipped)
+    assert "left out: head (too narrow)." in str(found)
     assert "left out: layers.0.mlp, layers.1.mlp, layers.2.mlp, ... (excluded by the filter)." in str(found)
-    assert len(json.loads(found.to_json())["skipped"]) == 5
+    assert len(json.loads(found.to_json())["skipped"]) == 6
 
 
 def test_exports_have_every_column():

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..tensors import LEAF_PARAMETERS, TREE_PARAMETERS, Leaves, Tree
 from ..tree import depth_of
 from ..validate import check_layer, check_leaf
-from . import triton_paths, triton_sampled, triton_segments, triton_training
+from . import triton_paths, triton_sampled_launch, triton_segments, triton_training
 from .choice import choose, run
 from .known import known_request, remember
 from .plan_cache import PlanCache
@@ -172,11 +172,11 @@ path_logits = _register("path_logits", triton_paths.path_logits)
 path_inputs = _register("path_inputs", triton_paths.path_inputs)
 path_outer = _register("path_outer", triton_paths.path_outer)
 leaf_credit = _register("leaf_credit", triton_segments.credit)
-sampled_walk = _register("sampled_walk", triton_sampled.walk)
-sampled_places = _register("sampled_places", triton_sampled.places)
-score_gradients = _register("score_gradients", triton_sampled.score_gradients)
-tree_inputs = _register("tree_inputs", triton_sampled.tree_inputs)
-small_tree_outer = _register("small_tree_outer", triton_sampled.small_tree_outer)
+sampled_walk = _register("sampled_walk", triton_sampled_launch.walk)
+sampled_places = _register("sampled_places", triton_sampled_launch.places)
+score_gradients = _register("score_gradients", triton_sampled_launch.score_gradients)
+tree_inputs = _register("tree_inputs", triton_sampled_launch.tree_inputs)
+small_tree_outer = _register("small_tree_outer", triton_sampled_launch.small_tree_outer)
 
 
 def _empty(x: Tensor, others: Sequence[Tensor | str | None], *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -241,7 +241,7 @@ _fake(
         torch.empty_like(hidden), hidden.new_empty(hidden.shape[0], dtype=torch.float32)
     ),
 )  # fmt: skip
-_fake("fastff::sampled_walk", triton_sampled.empty_walk)
+_fake("fastff::sampled_walk", triton_sampled_launch.empty_walk)
 _fake("fastff::sampled_places", lambda key, leaves: tuple(torch.empty_like(key, dtype=torch.int32) for _ in range(2)))
 _fake("fastff::score_gradients", lambda logits, *rest: torch.empty_like(logits))
 _fake("fastff::tree_inputs", lambda grad, leaf, weight, *rest: weight.new_empty(leaf.shape[1], weight.shape[1]))

@@ -43,7 +43,7 @@ class Nodes:
     def __init__(self, x: Tensor, tree: Tree, activation: Activation, options: SampledOptions) -> None:
         self.x, self.tree, self.activation, self.options = x, tree, activation, options
         self.depth = heap.depth_of(len(tree.weight) + 1)
-        few = are_few(x, tree, activation, options.alternatives)
+        few = are_few(x, tree, options.alternatives)
         self.all = reference.node_logits(x, tree, activation) * options.temperature if few else None
 
     def descend(self, node: Tensor, threshold: Tensor | None = None, swap: Tensor | None = None) -> Tensor:
@@ -62,13 +62,13 @@ class Nodes:
         return self.all.gather(1, nodes(leaf, self.depth))
 
 
-def are_few(x: Tensor, tree: Tree, activation: Activation, alternatives: int) -> bool:
+def are_few(x: Tensor, tree: Tree, alternatives: int) -> bool:
     """Whether sampled training computes the logits of all nodes. Their gradient is then dense, too."""
     depth, count = heap.depth_of(len(tree.weight) + 1), tree.weight.flatten(0, -2).shape[0]
     if count > min(x.shape[1] // 2, _FEW * (1 + alternatives) * depth):
         return False
     # In fewer bits than float32, a product of all nodes would round the logits.
-    return x.dtype == at_least_float32(x.dtype) and not triton_training.takes(activation, x, *tree)
+    return x.dtype == at_least_float32(x.dtype)
 
 
 def descend(

@@ -96,7 +96,8 @@ def _by_kernels(x: Tensor, tree: Tree, leaves: Leaves, activation: Activation, o
     plain = len(tree.weight) > 0 and tree.out_weight is None and not options.transposition and not options.at_owner
     temperature = options.temperature if isinstance(options.temperature, Tensor) else None
     learns = needs_grad(x, *tree) and not needs_grad(temperature)
-    return plain and learns and triton_training.takes(activation, x, *tree, *leaves)
+    few = paths.are_few(x, tree, options.alternatives)  # then the losses see all logits, on every device
+    return plain and learns and not few and triton_training.takes(activation, x, *tree, *leaves)
 
 
 class _Walk(NamedTuple):

@@ -24,11 +24,12 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options
     recording = getattr(_local, "recording", None)
     key: tuple[Any, ...] = ()
     if recording is None and isinstance(kernel, _jit_function()):  # the interpreter's are not
-        key = _key(kernel, arguments, options)
+        gpu = current_gpu()
+        key = _key(kernel, gpu, arguments, options)
         compiled = _compiled.get(key)
         if compiled is not None and not has_hooks():
             names = kernel.arg_names[len(arguments) :]
-            run, stream, metadata = compiled.run, current_stream(key[1]), compiled.packed_metadata
+            run, stream, metadata = compiled.run, current_stream(gpu), compiled.packed_metadata
             values = [*arguments, *(options[name] for name in names)]
             run(*(*grid, 1, 1)[:3], stream, compiled.function, metadata, None, None, None, *values)
             return
@@ -42,9 +43,12 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options
 _compiled: dict[tuple[Any, ...], Any] = {}  # what Triton made for launches like these
 
 
-def _key(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """All by which Triton tells compiled kernels apart: types, whether 16 divides an address or a number, and ones."""
-    parts: list[Any] = [id(kernel), current_gpu(), *options.values()]
+def _key(kernel: Any, gpu: int, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """All by which Triton 3.6 tells compiled kernels apart: types, whether 16 divides an address or a number, and ones.
+
+    Kernels have no default arguments.
+    """
+    parts: list[Any] = [id(kernel), gpu, *options.values()]
     for value in arguments:
         if isinstance(value, Tensor):
             parts += value.dtype, value.data_ptr() % 16 == 0

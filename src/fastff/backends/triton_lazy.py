@@ -36,8 +36,8 @@ def adamw(parameter: Tensor, grad: Tensor, rows: Tensor, state: dict[str, Tensor
         launch_kernel(
             adamw_rows, (len(rows) * -(-size // block),),
             parameter, grad, state["mean"], state["square"], rows, state["last"], state["decayed"], state["decay"],
-            step, group["lr"], _log2(first), _log2(second), first, second, 1 / (1 - first ** (step + 1)),
-            1 / math.sqrt(1 - second ** (step + 1)), group["eps"], group["weight_decay"],
+            step, group["lr"], _log2(first), _log2(second), first, second, 1 - first, 1 - second,
+            1 / (1 - first ** (step + 1)), 1 / math.sqrt(1 - second ** (step + 1)), group["eps"], group["weight_decay"],
             SIZE=size, BLOCK=block, num_warps=4,
         )  # fmt: skip
 

@@ -62,7 +62,10 @@ def path_inputs(
     weight, grad_ptr, leaf_ptr, order_ptr, out_ptr, batch, blocks,
     IN: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x: the sum over the path of each logit's gradient times its node's row. BN columns of a tile."""
+    """The gradient of x: the sum over the path of each logit's gradient times its node's row. BN columns of a tile.
+
+    In the order of the leaves; `tree_inputs` has several paths of a sample, in the order of the batch.
+    """
     place = (tl.program_id(0) // blocks) * BM + tl.arange(0, BM)
     n = (tl.program_id(0) % blocks) * BN + tl.arange(0, BN)
     real = place < batch

@@ -171,7 +171,7 @@ def _product(
     if not batch:
         return out
     many = batch >= 8 * leaves
-    bm, places = (32, 32) if many else (16, max(1, min(16, power_of_two(2 * batch // leaves))))
+    bm, places = (32, 32) if many else (16, min(16, power_of_two(max(1, 2 * batch // leaves))))
     bk = max(16, power_of_two(k))
     bn = min(64 if rows.element_size() == 4 or bk > 64 else 128, max(16, power_of_two(n)))
     span = bn * -(-n // (2 * bn))  # the columns in two parts
@@ -290,13 +290,18 @@ def part_stride(numbers: int) -> int:
     return -(-numbers // 32) * 32
 
 
+def span_of(batch: int, columns: int) -> int:
+    """How many places a program of a sum takes."""
+    return max(64, power_of_two(-(-batch * columns // _PROGRAMS)))
+
+
 def spans(batch: int, columns: int, numbers: int, like: Tensor) -> tuple[int, int, Tensor]:
     """How many places a program of a sum takes, how many such spans there are, and room for their parts.
 
     The wider the result, the longer the spans: the room is about 2 * _PROGRAMS blocks of the result in any case. One
     span has no parts.
     """
-    span = max(64, power_of_two(-(-batch * columns // _PROGRAMS)))
+    span = span_of(batch, columns)
     chunks = -(-batch // span)
     return span, chunks, torch.empty(2 * chunks * numbers if chunks > 1 else 0, dtype=torch.float32, device=like.device)
 

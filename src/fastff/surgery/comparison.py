@@ -112,9 +112,9 @@ class Comparison:
         better = "lower" if self.lower_is_better else "higher"
         said = [f"{self.quality}: on held-out data, {better} is better." + " fitted: before distillation." * distilled]
         said.append("neurons, FLOPs: of a block, for one token. block, model: time of the timed batch.")
-        if self.skipped:
-            names = ", ".join(one.name for one in self.skipped[:3]) + ", ..." * (len(self.skipped) > 3)
-            said.append(f"left out: {names} ({self.skipped[0].why}).")
+        for why in dict.fromkeys(one.why for one in self.skipped):
+            names = [one.name for one in self.skipped if one.why == why]
+            said.append(f"left out: {', '.join(names[:3])}{', ...' * (len(names) > 3)} ({why}).")
         said.append("speed-up: over the original, timed in turn. front: no other row is as good and a faster model.")
         load = max((row.other_load or 0.0 for row in self.rows), default=0.0)
         if load > 0.2:
