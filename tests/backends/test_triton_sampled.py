@@ -327,7 +327,7 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 def empty(*size, dtype):
     return torch.empty(*size, device="meta", dtype=dtype)
 
-SIZES = [(768, 5, 1, BF16), (768, 8, 1, BF16), (1024, 3, 2, F16), (37, 15, 1, F32), (5, 1, 1, F32)]
+SIZES = [(768, 5, 1, BF16), (768, 8, 1, BF16), (768, 7, 14, BF16), (1024, 3, 2, F16), (37, 15, 1, F32), (5, 1, 1, F32)]
 for features, depth, alternatives, dtype in SIZES:
     x, weight = empty(16384, features, dtype=dtype), empty(2**depth - 1, features, dtype=dtype)
     uniforms, temperature = empty(16384, alternatives, 1 + depth, dtype=F32), empty(1, dtype=F32)

@@ -80,7 +80,7 @@ def sample_paths(
     total = tl.sum(mass, 1)
     sums = tl.cumsum(mass, 1)
     tl.store(share_ptr + sample, 1 - total if MIXTURE else total * 0 + 1, real)
-    for a in tl.static_range(ALTERNATIVES):
+    for a in tl.range(ALTERNATIVES, num_stages=1):
         u = uniform_ptr + (row * ALTERNATIVES + a) * (1 + DEPTH)
         draw = (tl.load(u) + a) / ALTERNATIVES
         if MIXTURE:
@@ -174,7 +174,7 @@ def score_gradients(
         turn = (leaf[:, None] >> tl.maximum(DEPTH - 1 - m, 0)[None, :]) & 1
         p = 1 / (1 + tl.exp(-tl.load(z_ptr + at, stored, 0.0)))
         slope = p * (1 - p) * (1 - 2 * turn).to(tl.float32)
-    for a in tl.static_range(ALTERNATIVES):
+    for a in tl.range(ALTERNATIVES, num_stages=1):
         entry = sample + (1 + a) * batch.to(tl.int64)
         credit = tl.load(credit_ptr + entry - batch, real, 0.0) * tl.load(share_ptr + entry, real, 0.0)
         if MIXTURE:
@@ -213,7 +213,7 @@ def tree_inputs(
         COLUMNS: tl.constexpr = max(16, 1 << TOP)
         column = tl.arange(0, COLUMNS)
         g = tl.zeros((BM, COLUMNS), tl.float32)
-        for p in tl.static_range(FROM, PATHS):
+        for p in tl.range(FROM, PATHS, num_stages=1):
             entry = p * batch.to(tl.int64) + sample
             leaf = tl.load(leaf_ptr + entry, real, 0).to(tl.int32)
             for m in tl.static_range(TOP):
@@ -223,7 +223,7 @@ def tree_inputs(
         above = column < (1 << TOP) - 1
         w = tl.load(weight + column[:, None] * IN + n[None, :], above[:, None] & inside[None, :], 0.0)
         total = tl.dot(g, w.to(tl.float32), total, input_precision=PRECISION)
-    for p in tl.static_range(FROM, PATHS):
+    for p in tl.range(FROM, PATHS, num_stages=1):
         entry = p * batch.to(tl.int64) + sample
         leaf = tl.load(leaf_ptr + entry, real, 0).to(tl.int32)
         for m in tl.range(TOP, DEPTH, num_stages=1):
@@ -259,7 +259,7 @@ def top_outer(
         sample = (at + r).to(tl.int64)
         real = sample < batch
         g = tl.zeros((COLUMNS, BR), tl.float32)
-        for p in tl.static_range(FROM, PATHS):
+        for p in tl.range(FROM, PATHS, num_stages=1):
             entry = p * batch.to(tl.int64) + sample
             leaf = tl.load(leaf_ptr + entry, real, 0).to(tl.int32)
             for m in tl.static_range(DEPTH):
