@@ -72,5 +72,6 @@ def _sampled(layer: FFF, x: Tensor) -> Explanation:
     if triton:
         reason = "auto: the fastest on cuda" if chosen() == "auto" else "chosen by fastff.backend('triton')"
         return Explanation("sampled", "triton", reason, how)
-    reason = "auto: its kernels need a GPU" if chosen() == "auto" else f"chosen by fastff.backend({chosen()!r})"
+    reason = "auto: its kernels " + ("do not take this layer" if rows.is_cuda else "need a GPU")
+    reason = reason if chosen() == "auto" else f"chosen by fastff.backend({chosen()!r})"
     return Explanation("sampled", "aten", reason, how)

@@ -84,8 +84,8 @@ def update(running: Tensor | None, batch: Tensor) -> Tensor:
 def unevenness(running: Tensor, batch: Tensor, scale: float = 1.0) -> Tensor:
     """-(log a + log(1 - a)) / 2 of every node, a the share that goes right: (nodes,). `scale` scales the gradient.
 
-    The value is the running mean's, the gradient the last batch's: over many batches, the gradient for
-    all their samples. A node that no path has reached has the least value, log 2, and no gradient.
+    The value is the running mean's, the gradient the last batch's: over many batches, the gradient for all their
+    samples. A node that no path has reached has the least value, log 2, and no gradient.
     """
     # All samples pass each level: its sum is the fraction of the mean filled by batches so far.
     total = _by_level(running, lambda level: level.sum().expand(len(level), 1))

@@ -162,7 +162,7 @@ def _register(name: str, function: Callable[..., Any]) -> Any:
 hard = _register("hard", _hard)
 route = _register("route", _route)
 visit = _register("visit", _visit)
-# Parts of the sampled pass; segments.py, triton_segments.py and triton_paths.py have their derivatives.
+# Parts of the sampled pass; segments.py and triton_segments.py, _paths.py and _sampled.py have their derivatives.
 segment_product = _register("segment_product", _segment_product)
 segment_outer = _register("segment_outer", _segment_outer)
 leaf_product = _register("leaf_product", triton_segments.product)
